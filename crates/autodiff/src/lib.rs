@@ -1,0 +1,1 @@
+//! Reverse-mode differentiation over the bimetal graph.

@@ -1,0 +1,1 @@
+//! Deep-learning training in Rust with mixed precision first.

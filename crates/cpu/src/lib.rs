@@ -1,0 +1,1 @@
+//! The CPU backend of bimetal: the default device and the numerical oracle.

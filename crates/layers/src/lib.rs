@@ -1,0 +1,1 @@
+//! Parameters, layers, initializers and losses of bimetal.

@@ -1,0 +1,1 @@
+//! Precision policies, loss scaling and numerics checks of bimetal.

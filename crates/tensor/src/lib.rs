@@ -1,0 +1,3 @@
+//! Lazy tensors, the operation graph, fusion and execution plans of bimetal.
+mod dtype;
+pub use dtype::DType;

@@ -1,0 +1,1 @@
+//! Backend conformance suite, gradient checks and golden values of bimetal.

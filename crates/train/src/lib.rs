@@ -1,0 +1,1 @@
+//! Trainer, metrics, callbacks, checkpoints and TensorBoard logs of bimetal.

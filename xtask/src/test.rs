@@ -1,0 +1,183 @@
+//! `test`: the tests of the workspace, or one suite, and then what was skipped and why.
+//!
+//! A test that cannot run here (no such device, no Python package) prints a line that starts
+//! with `skipped: ` and returns. The test harness hides what passing tests print, so this task
+//! asks for it, keeps those lines, and shows them at the end.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use crate::args::Args;
+use crate::process::{cargo, shown};
+use crate::workspace::Metadata;
+use crate::{Result, kill};
+
+/// What `cargo test` reported.
+#[derive(Default, Debug, PartialEq)]
+struct Report {
+    passed: usize,
+    failed: usize,
+    skipped: Vec<String>,
+    /// Inside a harness's listing of what passing tests printed.
+    in_listing: bool,
+}
+
+/// The `test` task.
+pub fn run(mut args: Args) -> Result {
+    match args.option::<String>("--suite")? {
+        None => {
+            args.finish()?;
+            all()
+        }
+        Some(name) if name == "kill" => kill::run(args),
+        Some(name) => {
+            args.finish()?;
+            suite(&name)
+        }
+    }
+}
+
+/// All tests of the workspace, documentation examples included.
+pub fn all() -> Result {
+    let mut report = Report::default();
+    let outcome = execute(
+        cargo(["test", "--workspace", "--no-fail-fast"]),
+        &mut report,
+    );
+    report.skipped.push(
+        "suite kill: it takes minutes, run `cargo xtask test --suite kill` for it".to_string(),
+    );
+    finish(outcome, &report)
+}
+
+/// One test target of the workspace by its name.
+fn suite(name: &str) -> Result {
+    let metadata = Metadata::read()?;
+    let targets = metadata.targets("test");
+    let Some((_, package)) = targets.iter().find(|(target, _)| *target == name) else {
+        let known: Vec<_> = targets.iter().map(|(target, _)| *target).collect();
+        return Err(format!(
+            "unknown suite `{name}`; the suites are: {}",
+            ["kill"]
+                .into_iter()
+                .chain(known)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ));
+    };
+    let mut report = Report::default();
+    let outcome = execute(cargo(["test", "-p", package, "--test", name]), &mut report);
+    finish(outcome, &report)
+}
+
+/// Runs a `cargo test` command, passes its output on and fills the report.
+fn execute(mut command: Command, report: &mut Report) -> Result {
+    let line = shown(&command);
+    println!("$ {line}");
+    command.args(["--", "--show-output"]).stdout(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|e| format!("cannot run `{line}`: {e}"))?;
+    if let Some(stdout) = child.stdout.take() {
+        for text in BufReader::new(stdout).split(b'\n') {
+            let text = text.map_err(|e| format!("reading the output of `{line}`: {e}"))?;
+            let text = String::from_utf8_lossy(&text);
+            if report.read(&text) {
+                println!("{text}");
+            }
+        }
+    }
+    let status = child.wait().map_err(|e| format!("`{line}`: {e}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("`{line}` failed with {status}"))
+    }
+}
+
+impl Report {
+    /// Takes in one line of output; whether it is worth showing.
+    fn read(&mut self, line: &str) -> bool {
+        if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
+            self.skipped.push(reason.to_string());
+        }
+        if let Some((test, note)) = line
+            .strip_prefix("test ")
+            .and_then(|rest| rest.split_once(" ... ignored"))
+        {
+            let reason = note.trim_start_matches(", ");
+            self.skipped.push(format!("{test}: {reason}"));
+        }
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            self.passed += number_before(counts, " passed");
+            self.failed += number_before(counts, " failed");
+        }
+        match line {
+            "successes:" => self.in_listing = true,
+            "failures:" => self.in_listing = false,
+            _ if line.starts_with("test result: ") => self.in_listing = false,
+            _ => {}
+        }
+        !self.in_listing
+    }
+}
+
+/// The number that stands right before a word, as in `12 passed`; 0 where there is none.
+fn number_before(text: &str, word: &str) -> usize {
+    text.split(';')
+        .find_map(|part| part.strip_suffix(word))
+        .and_then(|part| part.rsplit(' ').next())
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Shows what was skipped and the sums, and decides.
+fn finish(outcome: Result, report: &Report) -> Result {
+    println!("\nskipped ({}):", report.skipped.len());
+    for reason in &report.skipped {
+        println!("  {reason}");
+    }
+    println!("tests: {} passed, {} failed", report.passed, report.failed);
+    outcome?;
+    if report.passed == 0 {
+        return Err("no test ran".to_string());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_counts_and_collects() {
+        let output = "\
+running 3 tests
+test a ... ok
+test b ... ok
+test c ... ignored, takes an hour
+
+successes:
+
+---- a stdout ----
+skipped: no GPU on this machine
+chatter
+
+successes:
+    a
+    b
+
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
+test result: FAILED. 10 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
+        let mut report = Report::default();
+        let shown: Vec<_> = output.lines().filter(|line| report.read(line)).collect();
+        assert_eq!((report.passed, report.failed), (12, 1));
+        assert_eq!(
+            report.skipped,
+            ["c: takes an hour", "no GPU on this machine"]
+        );
+        assert!(shown.contains(&"test a ... ok"));
+        assert!(!shown.contains(&"chatter"));
+        assert_eq!(shown.len(), 7, "{shown:?}");
+    }
+}

@@ -1,0 +1,238 @@
+//! The one description of the 8- and 16-bit floats, and exact conversions from and to f32.
+//!
+//! Everything here is branch-free, so that the compiler vectorises the loops built on it.
+//!
+//! f64 and i64 sources reach a narrow float through f32 *rounded to odd*: truncated, with the last
+//! bit set if anything was cut off. A value so rounded keeps its side of every rounding boundary of
+//! a format at least two bits narrower, so that the second rounding is the only one that counts
+//! (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+//! rounding to odd", 2008).
+
+use half::{bf16, f16};
+
+/// Layout of a binary float narrower than f32.
+pub(super) trait MiniFloat: Copy {
+    /// Mantissa bits without the hidden one.
+    const MANTISSA: u32;
+    /// Exponent bias.
+    const BIAS: u32;
+    /// Position of the sign bit.
+    const SIGN: u32;
+    /// Magnitude bits of the largest finite value.
+    const MAX: u32;
+    /// Magnitude bits of what is too large: infinity, or NaN in a format without one.
+    const OVERFLOW: u32;
+    /// Magnitude bits of the quiet NaN.
+    const NAN: u32;
+    /// Mantissa bits kept from an f32 NaN (16-bit hardware conversions keep them; ml_dtypes' 8-bit ones do not).
+    const NAN_PAYLOAD: u32;
+
+    /// The value with these bits.
+    fn from_raw(bits: u32) -> Self;
+    /// The bits of this value.
+    fn raw(self) -> u32;
+}
+
+macro_rules! minifloat {
+    ($type:ty, $bits:ty, mantissa $m:literal, bias $bias:literal, max $max:literal,
+     overflow $overflow:literal, nan $nan:literal, payload $payload:literal) => {
+        impl MiniFloat for $type {
+            const MANTISSA: u32 = $m;
+            const BIAS: u32 = $bias;
+            const SIGN: u32 = <$bits>::BITS - 1;
+            const MAX: u32 = $max;
+            const OVERFLOW: u32 = $overflow;
+            const NAN: u32 = $nan;
+            const NAN_PAYLOAD: u32 = $payload;
+
+            #[inline(always)]
+            fn from_raw(bits: u32) -> Self {
+                Self::from_bits(bits as $bits)
+            }
+            #[inline(always)]
+            fn raw(self) -> u32 {
+                self.to_bits() as u32
+            }
+        }
+    };
+}
+
+minifloat!(super::F8E4M3, u8, mantissa 3, bias 7, max 0x7e, overflow 0x7f, nan 0x7f, payload 0);
+minifloat!(super::F8E5M2, u8, mantissa 2, bias 15, max 0x7b, overflow 0x7c, nan 0x7e, payload 0);
+minifloat!(f16, u16, mantissa 10, bias 15, max 0x7bff, overflow 0x7c00, nan 0x7e00, payload 0x3ff);
+minifloat!(bf16, u16, mantissa 7, bias 127, max 0x7f7f, overflow 0x7f80, nan 0x7fc0, payload 0x7f);
+
+const F32_INFINITY: u32 = 0x7f80_0000;
+
+/// Mantissa bits of f32 that the format lacks.
+const fn dropped<F: MiniFloat>() -> u32 {
+    23 - F::MANTISSA
+}
+
+/// f32 bits of the smallest normal value of the format.
+const fn smallest_normal<F: MiniFloat>() -> u32 {
+    (128 - F::BIAS) << 23
+}
+
+/// f32 bits of the power of two whose f32 spacing is the subnormal spacing of the format: adding it
+/// makes the adder round a subnormal, to nearest even.
+const fn subnormal_magic<F: MiniFloat>() -> u32 {
+    smallest_normal::<F>() + (dropped::<F>() << 23)
+}
+
+/// The magnitude `bits` (f32, not NaN) rounded to the mantissa of the format, exponent unbounded.
+#[inline(always)]
+const fn round_mantissa<F: MiniFloat>(bits: u32) -> u32 {
+    let drop = dropped::<F>();
+    let even = (bits >> drop) & 1;
+    (bits + ((1 << (drop - 1)) - 1) + even) & !((1 << drop) - 1)
+}
+
+/// f32 bits of the largest finite value of the format.
+const fn max_as_f32<F: MiniFloat>() -> u32 {
+    (F::MAX << dropped::<F>()) + ((127 - F::BIAS) << 23)
+}
+
+/// Rounds f32 to the format, to nearest even, once.
+///
+/// Too large a value becomes infinity (NaN where the format has none), or the largest finite one of
+/// its sign if `SATURATE`. NaN stays NaN.
+#[inline(always)]
+pub(super) fn encode<F: MiniFloat, const SATURATE: bool>(value: f32) -> F {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let sign = (bits >> 31) << F::SIGN;
+
+    // Saturated before the rebias, so that NaN and huge values cannot wrap around.
+    let rounded = round_mantissa::<F>(magnitude.min(F32_INFINITY));
+    let normal = rounded.wrapping_sub((127 - F::BIAS) << 23) >> dropped::<F>();
+    let mut out = if F::BIAS == 127 {
+        normal // same exponents as f32: its subnormals round like its normals
+    } else {
+        let magic = subnormal_magic::<F>();
+        let units = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits();
+        if magnitude < smallest_normal::<F>() {
+            units.wrapping_sub(magic)
+        } else {
+            normal
+        }
+    };
+    let overflow = if SATURATE { F::MAX } else { F::OVERFLOW };
+    out = if rounded > max_as_f32::<F>() {
+        overflow
+    } else {
+        out
+    };
+    let nan = F::NAN | ((magnitude >> dropped::<F>()) & F::NAN_PAYLOAD);
+    out = if magnitude > F32_INFINITY { nan } else { out };
+    F::from_raw(sign | out)
+}
+
+/// [`encode`] followed by [`decode`], without leaving f32.
+#[inline(always)]
+pub(super) fn round<F: MiniFloat, const SATURATE: bool>(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    let sign = bits & 0x8000_0000;
+
+    let mut out = round_mantissa::<F>(magnitude.min(F32_INFINITY));
+    if F::BIAS != 127 {
+        let magic = f32::from_bits(subnormal_magic::<F>());
+        let units = ((f32::from_bits(magnitude) + magic) - magic).to_bits();
+        out = if magnitude < smallest_normal::<F>() {
+            units
+        } else {
+            out
+        };
+    }
+    let overflow = match (SATURATE, F::OVERFLOW == F::NAN) {
+        (true, _) => max_as_f32::<F>(),
+        (false, true) => F32_INFINITY | 0x40_0000,
+        (false, false) => F32_INFINITY,
+    };
+    out = if out > max_as_f32::<F>() {
+        overflow
+    } else {
+        out
+    };
+    out = if magnitude > F32_INFINITY {
+        magnitude | 0x40_0000
+    } else {
+        out
+    };
+    f32::from_bits(sign | out)
+}
+
+/// The exact value of magnitude and sign bits `raw` of the format.
+pub(super) const fn decode_raw<F: MiniFloat>(raw: u32) -> f32 {
+    let magnitude = raw & ((1 << F::SIGN) - 1);
+    let sign = (raw >> F::SIGN) << 31;
+    if F::BIAS == 127 {
+        return f32::from_bits(sign | (magnitude << dropped::<F>()));
+    }
+    let normal = (magnitude << dropped::<F>()) + ((127 - F::BIAS) << 23);
+    // Counted in units of the smallest subnormal, so that no f32 subnormal takes part.
+    let unit = f32::from_bits(smallest_normal::<F>() - (F::MANTISSA << 23));
+    let subnormal = (magnitude as f32 * unit).to_bits();
+    let mut out = if magnitude < (1 << F::MANTISSA) {
+        subnormal
+    } else {
+        normal
+    };
+    if magnitude > F::MAX {
+        let quiet = if magnitude > F::OVERFLOW || F::OVERFLOW == F::NAN {
+            0x40_0000
+        } else {
+            0
+        };
+        out = normal | F32_INFINITY | quiet;
+        if F::NAN_PAYLOAD == 0 {
+            out = F32_INFINITY | quiet;
+        }
+    }
+    f32::from_bits(sign | out)
+}
+
+/// The exact value of a 16-bit float; for the 8-bit ones a table is faster.
+#[inline(always)]
+pub(super) fn decode<F: MiniFloat>(value: F) -> f32 {
+    decode_raw::<F>(value.raw())
+}
+
+/// All 256 values of an 8-bit format.
+pub(super) const fn decode_table<F: MiniFloat>() -> [f32; 256] {
+    let mut table = [0.0; 256];
+    let mut i = 0;
+    while i < 256 {
+        table[i] = decode_raw::<F>(i as u32);
+        i += 1;
+    }
+    table
+}
+
+/// f64 rounded to odd in f32; NaN, infinities and exact values are themselves.
+#[inline(always)]
+pub(super) fn f64_to_f32_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = nearest as f64;
+    let bits = nearest.to_bits();
+    // Of the two f32 around an inexact value one is odd. If the nearest is even, the other one
+    // lies on the far side of the value (below infinity that is f32::MAX).
+    let step = if back.abs() < value.abs() {
+        1
+    } else {
+        u32::MAX
+    };
+    let other = bits.wrapping_add(step);
+    let keep = back == value || value.is_nan() || bits & 1 == 1;
+    f32::from_bits(if keep { bits } else { other })
+}
+
+/// i64 rounded to odd at no fewer than 42 bits, as f64.
+#[inline(always)]
+pub(super) fn i64_to_f64_odd(value: i64) -> f64 {
+    const LOW: i64 = 0x7ff;
+    let sticky = (value & !LOW) | (((value & LOW != 0) as i64) << 11);
+    let exact = value.unsigned_abs() < 1 << 53;
+    (if exact { value } else { sticky }) as f64
+}

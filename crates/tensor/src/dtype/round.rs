@@ -1,0 +1,64 @@
+//! Rounding to the values of an element type without leaving f64 or f32.
+
+use super::minifloat::{f64_to_f32_odd, round};
+use super::{DType, F8E4M3, F8E5M2};
+use half::{bf16, f16};
+
+/// The value that a non-saturating cast of `value` to `to` gives, as f64.
+///
+/// Floats round once to nearest even; integers truncate toward zero, saturate and make NaN 0 (the
+/// bounds of `I64` are then themselves rounded to f64); `Bool` is 0 or 1.
+pub fn round_f64(value: f64, to: DType) -> f64 {
+    match to {
+        DType::F64 => value,
+        DType::F32 => value as f32 as f64,
+        DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => {
+            round_f32(f64_to_f32_odd(value), to) as f64
+        }
+        DType::Bool => (value != 0.0) as u8 as f64,
+        DType::U8 => value as u8 as f64,
+        DType::U32 => value as u32 as f64,
+        DType::I32 => value as i32 as f64,
+        DType::I64 => value as i64 as f64,
+    }
+}
+
+/// The value that a non-saturating cast of `value` to `to` gives, as f32.
+///
+/// As [`round_f64`]; the bounds of `U32`, `I32` and `I64` are themselves rounded to f32. In a loop
+/// over many values [`round_f32_slice`] is faster.
+#[inline]
+pub fn round_f32(value: f32, to: DType) -> f32 {
+    match to {
+        DType::F32 | DType::F64 => value,
+        DType::F16 => round::<f16, false>(value),
+        DType::BF16 => round::<bf16, false>(value),
+        DType::F8E4M3 => round::<F8E4M3, false>(value),
+        DType::F8E5M2 => round::<F8E5M2, false>(value),
+        DType::Bool => (value != 0.0) as u8 as f32,
+        DType::U8 => value as u8 as f32,
+        DType::U32 => value as u32 as f32,
+        DType::I32 => value as i32 as f32,
+        DType::I64 => value as i64 as f32,
+    }
+}
+
+/// Applies [`round_f32`] to every value in place.
+pub fn round_f32_slice(values: &mut [f32], to: DType) {
+    // A loop per type: the choice of type outside it, so that it vectorises.
+    match to {
+        DType::F32 | DType::F64 => {}
+        DType::F16 => each(values, round::<f16, false>),
+        DType::BF16 => each(values, round::<bf16, false>),
+        DType::F8E4M3 => each(values, round::<F8E4M3, false>),
+        DType::F8E5M2 => each(values, round::<F8E5M2, false>),
+        _ => each(values, |v| round_f32(v, to)),
+    }
+}
+
+#[inline(always)]
+fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
+    for value in values {
+        *value = f(*value);
+    }
+}

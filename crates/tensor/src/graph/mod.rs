@@ -1,0 +1,12 @@
+//! The graph as data: for passes over it (derivatives, checks, export) and for backends.
+mod composite;
+mod custom;
+mod op;
+
+pub use crate::tensor::NodeId;
+pub use composite::{AttentionSpec, Composite, DropoutSpec, OptimRule};
+pub use custom::{CustomHandle, CustomOp, HostView, HostViewMut};
+pub use op::{
+    ArgOp, Attr, Axes, AxisSet, Binary, Conv2d, Distribution, Literal, MatmulPrecision, Op, Pool2d,
+    RandomKey, ReduceOp, Unary,
+};

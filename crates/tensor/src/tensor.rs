@@ -234,6 +234,25 @@ impl Tensor {
         self.value().is_some()
     }
 
+    /// A node like this one on other inputs of the same shapes and dtypes, for passes that copy parts of a graph. Leaves are returned
+    /// as they are.
+    pub fn with_inputs(&self, inputs: &[Tensor]) -> Tensor {
+        if self.node.inputs.is_empty() || self.node.inputs.len() != inputs.len() {
+            return self.clone();
+        }
+        let label = self.node.label.inherit(Label::current);
+        let mut t = Tensor::node(
+            self.node.op.clone(),
+            inputs.iter().cloned().collect(),
+            self.node.outs.clone(),
+            label,
+        );
+        if t.error().is_none() {
+            t.out = self.out;
+        }
+        t
+    }
+
     pub(crate) fn value(&self) -> Option<&Buffer> {
         self.node.values.get(self.out as usize)?.get()
     }

@@ -346,6 +346,12 @@ pub enum Op {
     },
     /// The input, cut off from its history: no gradient passes (a view).
     Detach,
+    /// The first `results` inputs, unchanged; the others are the inputs of the segment that computed them, which the backward pass
+    /// computes again instead of keeping its values (a view).
+    Checkpoint {
+        /// The number of results.
+        results: u8,
+    },
     /// The inputs but the last, unchanged; depends on the last. Nothing is merged, hoisted or fused across.
     Barrier,
     /// The sum over all ranks of a process group.
@@ -406,6 +412,7 @@ impl Op {
             Op::CumSum { .. } => "cumsum",
             Op::Sort { .. } => "sort",
             Op::Detach => "detach",
+            Op::Checkpoint { .. } => "checkpoint",
             Op::Barrier => "barrier",
             Op::AllReduce { .. } => "all_reduce",
             Op::Composite(c) => c.name(),

@@ -365,6 +365,27 @@ impl Tensor {
         (0..values.len()).map(|i| t.output(i)).collect()
     }
 
+    /// `results` unchanged; the backward pass computes them again from `inputs` instead of keeping the values in between. The autodiff
+    /// crate's `checkpoint` is the user's door to this.
+    #[track_caller]
+    pub fn checkpointed(results: &[&Tensor], inputs: &[&Tensor]) -> Vec<Tensor> {
+        let t = Tensor::make(|| {
+            let mut outs = Outs::new();
+            let mut all = Inputs::new();
+            for v in results {
+                outs.push(v.check()?.meta());
+            }
+            for v in results.iter().chain(inputs) {
+                all.push(v.check()?.clone());
+            }
+            let op = Op::Checkpoint {
+                results: results.len() as u8,
+            };
+            Ok(Tensor::node(op, all, outs, Label::current()))
+        });
+        (0..results.len()).map(|i| t.output(i)).collect()
+    }
+
     /// The same value without its history: gradients stop here.
     pub fn detach(&self) -> Tensor {
         Tensor::make(|| {

@@ -118,6 +118,11 @@ impl Error {
         let dir = dir.as_ref().to_path_buf();
         ErrorKind::Unwritable { dir, source }.into()
     }
+
+    pub(crate) fn corrupt(file: impl AsRef<Path>, problem: Problem) -> Self {
+        let file = file.as_ref().to_path_buf();
+        ErrorKind::Corrupt { file, problem }.into()
+    }
 }
 
 impl From<ErrorKind> for Error {

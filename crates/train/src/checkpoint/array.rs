@@ -60,6 +60,6 @@ impl<'a> Array<'a> {
 
 impl fmt::Display for ArrayInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?} {:?}", self.name, self.dtype, self.shape)
+        write!(f, "{} {} {:?}", self.name, self.dtype, self.shape)
     }
 }

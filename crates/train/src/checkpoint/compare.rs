@@ -55,7 +55,7 @@ impl fmt::Display for StateMismatch {
         group(f, "in the checkpoint and not in the model", extra)?;
         let different = self.different.iter().map(|(want, have)| {
             format!(
-                "{want} in the model, {:?} {:?} in the checkpoint",
+                "{want} in the model, {} {:?} in the checkpoint",
                 have.dtype, have.shape
             )
         });
@@ -120,10 +120,10 @@ mod tests {
         let text = error.to_string();
         for part in [
             "12 missing",
-            "gone.9 F32 [1]; and 2 more",
-            "1 in the checkpoint and not in the model: new F32 [9]",
-            "w F32 [2, 3] in the model, F32 [3, 2] in the checkpoint",
-            "half F32 [4] in the model, F16 [4] in the checkpoint",
+            "gone.9 float32 [1]; and 2 more",
+            "1 in the checkpoint and not in the model: new float32 [9]",
+            "w float32 [2, 3] in the model, float32 [3, 2] in the checkpoint",
+            "half float32 [4] in the model, float16 [4] in the checkpoint",
         ] {
             assert!(text.contains(part), "no `{part}` in: {text}");
         }

@@ -72,6 +72,7 @@ impl Array {
         let expected = elements(shape);
         if expected != Some(data.len()) {
             return Err(ErrorKind::Length {
+                unit: "elements",
                 shape: shape.to_vec(),
                 expected,
                 found: data.len(),
@@ -91,6 +92,7 @@ impl Array {
         let expected = elements(shape).and_then(|n| n.checked_mul(dtype.size()));
         if expected != Some(bytes.len()) {
             return Err(ErrorKind::Length {
+                unit: "bytes",
                 shape: shape.to_vec(),
                 expected,
                 found: bytes.len(),
@@ -165,6 +167,7 @@ impl Array {
         let expected = elements(shape);
         if expected != Some(self.elements()) {
             return Err(ErrorKind::Length {
+                unit: "elements",
                 shape: shape.to_vec(),
                 expected,
                 found: self.elements(),
@@ -297,7 +300,7 @@ mod tests {
         let e = Array::from_vec(vec![1u8; 5], &[2, 3]).unwrap_err();
         assert_eq!(
             e.to_string(),
-            "shape [2, 3] asks for 6, but the data have 5"
+            "shape [2, 3] asks for 6 elements, but the data have 5"
         );
         let e = Array::from_vec(vec![1u8; 5], &[usize::MAX, 3]).unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::Length { expected: None, .. }));

@@ -32,7 +32,7 @@ impl Batch {
     pub fn cursor_after(&self) -> Cursor {
         Cursor {
             epoch: self.epoch,
-            index: self.index + 1,
+            index: self.index.saturating_add(1),
         }
     }
 }

@@ -86,9 +86,11 @@ pub enum ErrorKind {
     Length {
         /// The shape.
         shape: Vec<usize>,
-        /// Elements (or bytes, where raw bytes were given) that the shape asks for; `None` where that overflows.
+        /// What is counted: elements, or bytes where raw bytes were given.
+        unit: &'static str,
+        /// How many the shape asks for; `None` where that overflows.
         expected: Option<usize>,
-        /// Elements (or bytes) given.
+        /// How many there are.
         found: usize,
     },
     /// An array has another element type than the operation needs.
@@ -180,9 +182,14 @@ pub enum ErrorKind {
         /// The cause.
         source: Error,
     },
-    /// A source or a map function panicked, or the prefetch thread could not run.
+    /// A source or a map function panicked.
     Panic {
         /// The panic's message.
+        message: String,
+    },
+    /// The prefetch thread could not be started, or ended on its own.
+    Thread {
+        /// What happened.
         message: String,
     },
     /// An error of a user's source or map function.
@@ -288,22 +295,24 @@ impl fmt::Display for Error {
             ),
             ErrorKind::Length {
                 shape,
+                unit,
                 expected: Some(expected),
                 found,
             } => {
                 write!(
                     f,
-                    "shape {shape:?} asks for {expected}, but the data have {found}"
+                    "shape {shape:?} asks for {expected} {unit}, but the data have {found}"
                 )
             }
             ErrorKind::Length {
                 shape,
+                unit,
                 expected: None,
                 found,
             } => {
                 write!(
                     f,
-                    "shape {shape:?} has more elements than memory can hold; the data have {found}"
+                    "shape {shape:?} asks for more {unit} than memory can hold; the data have {found}"
                 )
             }
             ErrorKind::Type { expected, found } => {
@@ -371,6 +380,10 @@ impl fmt::Display for Error {
             ErrorKind::Panic { message } => {
                 write!(f, "a source or map function panicked: {message}")
             }
+            ErrorKind::Thread { message } => write!(
+                f,
+                "prefetching failed: {message}; prefetch(0) does without a thread"
+            ),
         }
     }
 }

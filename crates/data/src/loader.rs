@@ -348,7 +348,7 @@ impl Loader {
 
 pub(crate) fn next_epoch(cursor: Cursor) -> Cursor {
     Cursor {
-        epoch: cursor.epoch + 1,
+        epoch: cursor.epoch.saturating_add(1),
         index: 0,
     }
 }

@@ -36,8 +36,8 @@ impl Prefetcher {
         let thread = Builder::new()
             .name("bimetal-prefetch".into())
             .spawn(run)
-            .map_err(|e| ErrorKind::Panic {
-                message: format!("the prefetch thread cannot start: {e}"),
+            .map_err(|e| ErrorKind::Thread {
+                message: format!("the thread cannot start: {e}"),
             })?;
         Ok(Prefetcher {
             receiver: Some(receiver),
@@ -49,8 +49,8 @@ impl Prefetcher {
     pub(crate) fn next(&self) -> Result<Batch> {
         let received = self.receiver.as_ref().and_then(|r| r.recv().ok());
         received.unwrap_or_else(|| {
-            Err(ErrorKind::Panic {
-                message: "the prefetch thread ended".into(),
+            Err(ErrorKind::Thread {
+                message: "the thread ended".into(),
             }
             .into())
         })

@@ -7,6 +7,7 @@ use bimetal_tensor::DType;
 use crate::permute::keyed;
 use crate::{Array, ErrorKind, Field, Result, Source};
 
+#[derive(Clone)]
 struct Tokens {
     tokens: Arc<[i32]>,
     context: usize,
@@ -66,6 +67,7 @@ impl Tokens {
 /// The place of sample `i` is a pure function of (seed, `i`), uniform over all places. The length is
 /// `isize::MAX`, so a loader never comes to the end of its first epoch; do not shuffle it. `take(n)` makes
 /// an epoch of `n` windows, the same in every epoch.
+#[derive(Clone)]
 pub struct RandomWindows {
     tokens: Tokens,
     seed: u64,
@@ -100,6 +102,7 @@ impl Source for RandomWindows {
 
 /// Windows one after the other, for evaluation: each token but the first is a target once; up to `context` - 1 at
 /// the end, which do not fill a window, are left out.
+#[derive(Clone)]
 pub struct Windows {
     tokens: Tokens,
 }

@@ -1,11 +1,13 @@
 //! Lazy tensors, the operation graph, fusion and execution plans of bimetal.
 mod backend;
+mod decompose;
 mod device;
 mod dtype;
 mod error;
 mod eval;
 pub mod graph;
 mod label;
+mod lower;
 mod ops;
 pub mod plan;
 mod shape;

@@ -3,6 +3,7 @@ mod composite;
 mod custom;
 mod op;
 
+pub use crate::decompose::decompose;
 pub use crate::tensor::NodeId;
 pub use composite::{AttentionSpec, Composite, DropoutSpec, OptimRule};
 pub use custom::{CustomHandle, CustomOp, HostView, HostViewMut};

@@ -377,3 +377,32 @@ pub fn random_entries(key: &RandomKey) -> [f64; 3] {
         RandomKey::Table(_) => [0.0; 3],
     }
 }
+
+impl Kernel {
+    /// The kernel's name in errors and profiles.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kernel::Map { .. } => "map",
+            Kernel::Reduce { .. } => "reduce",
+            Kernel::ArgReduce { .. } => "arg_reduce",
+            Kernel::Matmul { .. } => "matmul",
+            Kernel::Conv2d { .. } => "conv2d",
+            Kernel::Conv2dGradInput { .. } => "conv2d_grad_input",
+            Kernel::Conv2dGradWeight { .. } => "conv2d_grad_weight",
+            Kernel::MaxPool2d { .. } => "max_pool2d",
+            Kernel::MaxPool2dGrad { .. } => "max_pool2d_grad",
+            Kernel::AvgPool2d { .. } => "avg_pool2d",
+            Kernel::AvgPool2dGrad { .. } => "avg_pool2d_grad",
+            Kernel::Take { .. } => "take",
+            Kernel::TakeGrad { .. } => "take_grad",
+            Kernel::GatherAlong { .. } => "gather",
+            Kernel::ScatterAlong { .. } => "scatter_add",
+            Kernel::CumSum { .. } => "cumsum",
+            Kernel::Sort { .. } => "sort",
+            Kernel::Zero { .. } => "zero",
+            Kernel::AllReduce { .. } => "all_reduce",
+            Kernel::Composite { composite, .. } => composite.name(),
+            Kernel::Custom { custom, .. } => custom.name(),
+        }
+    }
+}

@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use bimetal_train::{EventWriter, Histogram};
+use bimetal_train::{
+    Callback, EventWriter, Frequency, Histogram, Logs, Outcome, StepRecord, TensorBoard, TrainInfo,
+};
 use serde_json::Value;
 
 /// A Python that can import `tensorboard`, or `None` after saying why not.
@@ -121,7 +123,7 @@ fn resume_starts_a_new_file_and_replaces_later_steps() {
         first.scalar("loss", 10.0, step).unwrap();
     }
     drop(first);
-    let mut second = EventWriter::resume(&dir, 3).unwrap();
+    let mut second = EventWriter::resume(&dir, 4).unwrap();
     for step in 4..=6 {
         second.scalar("loss", 20.0, step).unwrap();
     }
@@ -139,5 +141,92 @@ fn resume_starts_a_new_file_and_replaces_later_steps() {
         [6, 20.0]
     ]);
     assert_eq!(run["scalars"]["loss"], expected);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn callback_writes_what_keras_writes() {
+    let Some(python) = python() else { return };
+    let dir = scratch("tb-callback");
+    let mut board = TensorBoard::new(&dir)
+        .update_freq(Frequency::Batches(4))
+        .histogram_freq(2);
+    let info = TrainInfo {
+        epochs: 3,
+        validation: true,
+        ..TrainInfo::default()
+    };
+    board.on_train_begin(&info).unwrap();
+    let mut step = 0;
+    for epoch in 0..3 {
+        for batch in [2, 5, 8, 9] {
+            while step < (epoch * 10 + batch + 1) as u64 {
+                step += 1;
+                let outcome = if step % 10 == 1 {
+                    Outcome::Skipped
+                } else {
+                    Outcome::Applied
+                };
+                let applied = step - step.div_ceil(10);
+                board
+                    .on_step(&StepRecord {
+                        step,
+                        loss: 0.5,
+                        scale: 8.0,
+                        outcome,
+                        applied,
+                    })
+                    .unwrap();
+            }
+            let logs: Logs = [("loss", step as f64)].into_iter().collect();
+            board.on_batch_end(batch, &logs).unwrap();
+        }
+        let validation: Logs = [("loss", 0.25)].into_iter().collect();
+        board.on_validation_end(&validation).unwrap();
+        let mut logs: Logs = [("loss", epoch as f64)].into_iter().collect();
+        logs.extend_prefixed("val_", &validation);
+        board.on_epoch_end(epoch, &logs).unwrap();
+        if board.wants_weights(epoch) {
+            board
+                .on_weights(epoch, &[("head.weight".into(), vec![1.0, -1.0])])
+                .unwrap();
+        }
+    }
+    board.on_train_end(&Logs::new()).unwrap();
+
+    let read = read_back(&python, &dir);
+    let (train, validation) = (&read["train"], &read["validation"]);
+    // Ten batches an epoch in executions of three: the ends that first reach 4, 8, 12, 16 ...
+    let reached: Vec<_> = [6, 9, 13, 16, 20, 26, 29]
+        .map(|n| serde_json::json!([n, f64::from(n)]))
+        .into();
+    assert_eq!(train["scalars"]["batch_loss"], Value::Array(reached));
+    assert_eq!(
+        train["scalars"]["epoch_loss"],
+        serde_json::json!([[0, 0.0], [1, 1.0], [2, 2.0]])
+    );
+    assert_eq!(
+        train["scalars"]["epoch_skipped_steps"],
+        serde_json::json!([[0, 1.0], [1, 2.0], [2, 3.0]])
+    );
+    assert_eq!(
+        train["scalars"]["epoch_loss_scale"][2],
+        serde_json::json!([2, 8.0])
+    );
+    assert_eq!(
+        validation["scalars"]["epoch_loss"],
+        serde_json::json!([[0, 0.25], [1, 0.25], [2, 0.25]])
+    );
+    assert_eq!(
+        validation["scalars"]["evaluation_loss_vs_iterations"],
+        serde_json::json!([[9, 0.25], [18, 0.25], [27, 0.25]])
+    );
+    let epochs: Vec<_> = train["histograms"]["head.weight/histogram"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|h| h[0].clone())
+        .collect();
+    assert_eq!(epochs, [0, 2]);
     std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -1,12 +1,13 @@
 //! The event file itself.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::proto::Event;
 use super::{Histogram, record};
+use crate::files::drain_into;
 use crate::{Error, Result};
 
 /// Bytes held back at most.
@@ -55,8 +56,8 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Opens a new event file in `dir` for a run that goes on after `step`: what older files of the folder say
-    /// about later steps is forgotten by TensorBoard (`SessionLog.START`).
+    /// Opens a new event file in `dir` for a run that goes on at `step`: what older files of the folder say about
+    /// this step and later ones is forgotten by TensorBoard (`SessionLog.START`).
     ///
     /// # Errors
     /// As [`EventWriter::create`].
@@ -64,7 +65,7 @@ impl EventWriter {
         let dir = dir.as_ref();
         fs::create_dir_all(dir).map_err(|e| Error::unwritable(dir, e))?;
         let mut writer = Self::open(dir)?;
-        writer.append(Event::SessionStart, step.saturating_add(1))?;
+        writer.append(Event::SessionStart, step)?;
         writer.flush()?;
         Ok(writer)
     }
@@ -128,22 +129,8 @@ impl EventWriter {
     /// # Errors
     /// When the file cannot be written; what was not written is kept for the next attempt.
     pub fn flush(&mut self) -> Result<()> {
-        let mut done = 0;
-        while done < self.buffer.len() {
-            match self.file.write(&self.buffer[done..]) {
-                Ok(n) if n > 0 => done += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                other => {
-                    // A second attempt must go on after the bytes that did arrive, or the framing breaks.
-                    self.buffer.drain(..done);
-                    let reason = other
-                        .err()
-                        .unwrap_or_else(|| io::ErrorKind::WriteZero.into());
-                    return Err(Error::io("write", &self.path, reason));
-                }
-            }
-        }
-        self.buffer.clear();
+        drain_into(&mut self.file, &mut self.buffer)
+            .map_err(|e| Error::io("write", &self.path, e))?;
         self.flushed = Instant::now();
         Ok(())
     }

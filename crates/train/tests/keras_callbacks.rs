@@ -1,5 +1,5 @@
 //! EarlyStopping and ModelCheckpoint decide as Keras' own do; the expected decisions come from
-//! `tests/keras_callbacks_golden.py`.
+//! `tests/golden/keras_callbacks.py`.
 
 use bimetal_train::{
     Actions, Callbacks, EarlyStopping, Frequency, Logs, Mode, ModelCheckpoint, TrainInfo,
@@ -7,7 +7,7 @@ use bimetal_train::{
 use serde_json::Value;
 
 fn golden() -> Value {
-    serde_json::from_str(include_str!("golden/keras_callbacks.json")).unwrap()
+    serde_json::from_str(include_str!("../../../tests/golden/keras_callbacks.json")).unwrap()
 }
 
 fn mode(options: &Value) -> Mode {

@@ -4,25 +4,31 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use bimetal_train::{
     Callback, EventWriter, Frequency, Histogram, Logs, Outcome, StepRecord, TensorBoard, TrainInfo,
 };
 use serde_json::Value;
 
-/// A Python that can import `tensorboard`, or `None` after saying why not.
+/// A Python that can import `tensorboard`, or `None` after saying once why not.
 fn python() -> Option<String> {
+    static FOUND: LazyLock<Option<String>> = LazyLock::new(find_python);
+    FOUND.clone()
+}
+
+fn find_python() -> Option<String> {
     let python = std::env::var("BIMETAL_PYTHON").unwrap_or_else(|_| "python3".into());
-    let reason = match Command::new(&python)
+    let check = Command::new(&python)
         .args(["-c", "import tensorboard"])
-        .output()
-    {
+        .output();
+    let reason = match check {
         Ok(output) if output.status.success() => return Some(python),
         Ok(_) => "it has no `tensorboard` package".to_string(),
         Err(error) => error.to_string(),
     };
-    eprintln!(
-        "SKIPPED tensorboard_readback: {python}: {reason}; set BIMETAL_PYTHON to a Python with `pip install tensorboard`"
+    println!(
+        "skipped: tensorboard_readback: `{python}`: {reason}; set BIMETAL_PYTHON to a Python with `pip install tensorboard`"
     );
     None
 }

@@ -1,11 +1,14 @@
-"""Writes crates/train/tests/golden/keras_callbacks.json: what Keras' own callbacks decide on fixed inputs.
+# requires: keras==3.15.1 jax scipy
+"""What Keras' own EarlyStopping and ModelCheckpoint decide on fixed inputs, driven without a model.
 
-Needs `pip install keras jax scipy` (its numpy backend imports jax). The callbacks are driven without a model.
+Keras' numpy backend imports jax and scipy.
 """
 
+import argparse
 import itertools
 import json
 import os
+import pathlib
 import random
 import warnings
 
@@ -14,7 +17,6 @@ os.environ.setdefault("KERAS_BACKEND", "numpy")
 import keras  # noqa: E402
 
 warnings.simplefilter("ignore")
-OUT = os.path.join(os.path.dirname(__file__), "../crates/train/tests/golden/keras_callbacks.json")
 
 
 class Model:
@@ -108,10 +110,13 @@ def main():
                 initial_value_threshold=threshold,
             )
         )
-    golden = {"keras": keras.__version__, "early_stopping": stopping, "model_checkpoint": saving}
-    with open(OUT, "w") as file:
-        lines = [f'"{key}": [\n' + ",\n".join(json.dumps(v) for v in value) + "\n]" for key, value in golden.items() if key != "keras"]
-        file.write(f'{{\n"keras": {json.dumps(golden["keras"])},\n' + ",\n".join(lines) + "\n}\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
+    path = parser.parse_args().out / "keras_callbacks.json"
+    lists = {"early_stopping": stopping, "model_checkpoint": saving}
+    parts = [f'"{name}": [\n' + ",\n".join(map(json.dumps, cases)) + "\n]" for name, cases in lists.items()]
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+    print(f"{path.name}: {path.stat().st_size} bytes")
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
 pub fn fusion_keeps_bits(device: &Device, seed: u64, rounds: usize) -> Report {
     let mut r = Report::default();
     for round in 0..rounds {
-        let mut build = |fused: bool| -> Result<Vec<Vec<u8>>> {
+        let build = |fused: bool| -> Result<Vec<Vec<u8>>> {
             let mut g = Gen::new(seed ^ round as u64);
             let outs = crate::cases::random_graph(&mut g, device);
             device.set_fusion(fused);

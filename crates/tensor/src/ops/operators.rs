@@ -1,4 +1,5 @@
-//! `+ - * /` and unary minus between tensors, references and numbers.
+//! `+ - * /` and unary minus between tensors, references and numbers. Numbers are `f64` or `i32`: with one float and one integer type,
+//! literals need no suffix.
 use crate::Tensor;
 use crate::graph::{Binary, Unary};
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -44,10 +45,10 @@ macro_rules! operator {
         }
     };
 }
-operator!(Add, add, Add, f64, f32, i32);
-operator!(Sub, sub, Sub, f64, f32, i32);
-operator!(Mul, mul, Mul, f64, f32, i32);
-operator!(Div, div, Div, f64, f32, i32);
+operator!(Add, add, Add, f64, i32);
+operator!(Sub, sub, Sub, f64, i32);
+operator!(Mul, mul, Mul, f64, i32);
+operator!(Div, div, Div, f64, i32);
 
 impl Neg for Tensor {
     type Output = Tensor;

@@ -1,7 +1,8 @@
 //! Scaled dot-product attention (Vaswani et al. 2017) with the whole score matrix, in f32 from the scores to the weighted sum.
 use super::{device, wide};
 use crate::graph::{AttentionSpec, Distribution, MatmulPrecision};
-use crate::{DType, Result, Shape, Tensor};
+use crate::ops::shape_of;
+use crate::{DType, Result, Tensor};
 
 /// Scores `[b, h, tq, tk]`, minus infinity where a query does not see a key.
 fn scores(spec: &AttentionSpec, q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
@@ -11,11 +12,11 @@ fn scores(spec: &AttentionSpec, q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -
     let mut visible: Option<Tensor> = None;
     if spec.causal {
         let device = device(q)?;
-        let iota = |dims: [usize; 2], axis| {
-            Shape::new(&dims).map_or_else(|| Tensor::scalar(0.0), |s| Tensor::iota(s, axis, device))
+        let iota = |dims, axis| {
+            Ok::<_, crate::Error>(Tensor::iota(shape_of("attention", dims)?, axis, device))
         };
-        let last = iota([tq, 1], 0) + (tk as f64 - tq as f64);
-        visible = Some(iota([1, tk], 1).le(last));
+        let last = iota(&[tq, 1], 0)? + (tk as f64 - tq as f64);
+        visible = Some(iota(&[1, tk], 1)?.le(last));
     }
     if let Some(mask) = mask {
         let m = mask.reshape(&[b as isize, 1, 1, tk as isize]);

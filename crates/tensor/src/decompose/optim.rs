@@ -31,14 +31,13 @@ pub(super) fn update(rule: OptimRule, n: Numbers, x: &[Tensor]) -> Vec<Tensor> {
         let Some((_, s)) = shared.iter().find(|(have, _)| *have == d) else {
             continue;
         };
-        let (new, old) = match rule {
-            OptimRule::Sgd { momentum, nesterov } => {
-                (sgd(&n, s, p, momentum, nesterov), [&p[..1], &p[2..]])
-            }
-            OptimRule::Adam { decoupled } => (adam(&n, s, p, decoupled), [&p[..1], &p[2..]]),
+        let new = match rule {
+            OptimRule::Sgd { momentum, nesterov } => sgd(&n, s, p, momentum, nesterov),
+            OptimRule::Adam { decoupled } => adam(&n, s, p, decoupled),
         };
+        let old = p[..1].iter().chain(&p[2..]);
         // A selection keeps the old bits even where the new value is NaN.
-        for (new, old) in new.iter().zip(old.into_iter().flatten()) {
+        for (new, old) in new.iter().zip(old) {
             outs.push(apply.select(new, old));
         }
     }

@@ -7,8 +7,15 @@ pub(super) fn grad_stats(x: &[Tensor]) -> Result<Vec<Tensor>> {
         return Err(Error::argument("grad_stats", "no tensors were given"));
     };
     // The flag looks at the elements and not at the sum, which may overflow although all of them are finite.
-    let finite: Vec<Tensor> = x.iter().map(|t| t.is_finite().all(&[], false)).collect();
-    let mut culprit = Tensor::full(&[], -1.0, DType::I32, device(first)?);
+    let device = device(first)?;
+    let finite: Vec<Tensor> = x
+        .iter()
+        .map(|t| match t.meta().shape.numel() {
+            0 => Tensor::full(&[], 1.0, DType::Bool, device),
+            _ => t.is_finite().all(&[], false),
+        })
+        .collect();
+    let mut culprit = Tensor::full(&[], -1.0, DType::I32, device);
     for (i, ok) in finite.iter().enumerate().rev() {
         culprit = ok.select(&culprit, i as f64);
     }

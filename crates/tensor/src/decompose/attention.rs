@@ -12,11 +12,11 @@ fn scores(spec: &AttentionSpec, q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -
     let mut visible: Option<Tensor> = None;
     if spec.causal {
         let device = device(q)?;
-        let iota = |dims, axis| {
-            Ok::<_, crate::Error>(Tensor::iota(shape_of("attention", dims)?, axis, device))
+        let iota = |dims: [usize; 2], axis| -> Result<Tensor> {
+            Ok(Tensor::iota(shape_of("attention", &dims)?, axis, device))
         };
-        let last = iota(&[tq, 1], 0)? + (tk as f64 - tq as f64);
-        visible = Some(iota(&[1, tk], 1)?.le(last));
+        let last = iota([tq, 1], 0)? + (tk as f64 - tq as f64);
+        visible = Some(iota([1, tk], 1)?.le(last));
     }
     if let Some(mask) = mask {
         let m = mask.reshape(&[b as isize, 1, 1, tk as isize]);

@@ -51,7 +51,7 @@ pub(super) fn batch_norm(
     let var = d.square().mean(&axes, true);
     let rstd = (&var + eps).rsqrt();
     let y = d * &rstd * channels(&gamma.cast(w), rank) + channels(&beta.cast(w), rank);
-    let flat = |t: Tensor| t.flatten(0..=-1);
+    let flat = |t: Tensor| t.reshape(&[-1]);
     Ok(vec![y, flat(mean), flat(rstd), flat(var)])
 }
 

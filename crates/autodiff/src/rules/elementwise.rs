@@ -42,7 +42,7 @@ pub(super) fn unary(n: &Node<'_>, op: Unary, g: &Tensor) -> Result<Grads> {
 
 /// The second derivative of `x Phi(x)`: `phi(x) (2 - x^2)`.
 fn gelu_curvature(x: &Tensor) -> Tensor {
-    let density = (x.square() * -0.5).exp() * (FRAC_2_SQRT_PI / 8f64.sqrt());
+    let density = (x.square() * -0.5f64).exp() * (FRAC_2_SQRT_PI / 8f64.sqrt());
     density * (2.0 - x.square())
 }
 

@@ -1,4 +1,4 @@
 //! Precision policies, loss scaling and numerics checks of bimetal.
 mod policy;
 
-pub use policy::{Policy, PolicyError, PolicyMap};
+pub use policy::{Policy, PolicyError, PolicyMap, path_matches};

@@ -287,14 +287,18 @@ impl PolicyMap {
 
     /// The policy that a rule, not the default, gives the layer at `path`.
     pub fn matching(&self, path: &str) -> Option<Policy> {
-        let hit = |pattern: &str| {
-            let ends = path.match_indices('.').map(|(i, _)| i);
-            ends.chain([path.len()])
-                .any(|end| glob(pattern.as_bytes(), &path.as_bytes()[..end]))
-        };
-        let rule = self.rules.iter().rev().find(|(pattern, _)| hit(pattern));
-        rule.map(|(_, policy)| *policy)
+        let mut stronger_first = self.rules.iter().rev();
+        stronger_first
+            .find(|(pattern, _)| path_matches(pattern, path))
+            .map(|(_, policy)| *policy)
     }
+}
+
+/// Whether a path pattern (`*`: any run of characters, `?`: one) describes `path` or a layer that `path` lies inside of.
+pub fn path_matches(pattern: &str, path: &str) -> bool {
+    let ends = path.match_indices('.').map(|(i, _)| i);
+    ends.chain([path.len()])
+        .any(|end| glob(pattern.as_bytes(), &path.as_bytes()[..end]))
 }
 
 /// Whether `text` as a whole is what `pattern` describes. Linear but for one point of return, so that no pattern is slow.

@@ -3,6 +3,10 @@
 
 #[allow(dead_code)]
 mod gemm;
+#[allow(dead_code)]
+mod simd;
 #[cfg(test)]
 #[allow(dead_code)]
 mod testutil;
+
+pub use simd::{SimdLevel, simd_level};

@@ -20,8 +20,22 @@ impl Report {
             println!("skipped: {s}");
         }
         let n = self.failures.len();
-        let first: Vec<_> = self.failures.iter().take(20).cloned().collect();
-        assert!(n == 0, "{n} of {} checks failed:\n{}", self.checked, first.join("\n"));
+        // The first of each operation and dtype, so that one fault does not hide the others.
+        let mut seen = std::collections::HashSet::new();
+        let key = |f: &String| f.split(" seed ").next().unwrap_or_default().to_string();
+        let first: Vec<_> = self
+            .failures
+            .iter()
+            .filter(|f| seen.insert(key(f)))
+            .take(40)
+            .cloned()
+            .collect();
+        assert!(
+            n == 0,
+            "{n} of {} checks failed:\n{}",
+            self.checked,
+            first.join("\n")
+        );
         assert!(self.checked > 0, "nothing was checked");
     }
 }
@@ -54,7 +68,11 @@ fn layout(g: &mut Gen, data: &[f64], shape: &[usize], dtype: DType, device: &Dev
             reference::for_each(&s, |i| {
                 let mut j = i.to_vec();
                 j[axis] /= 2;
-                v.push(if i[axis] % 2 == 0 { data[arr(&j)] } else { -0.75 });
+                v.push(if i[axis] % 2 == 0 {
+                    data[arr(&j)]
+                } else {
+                    -0.75
+                });
             });
             leaf(&v, &s).slice_step(axis as isize, 0, 2, shape[axis])
         }
@@ -86,13 +104,20 @@ fn layout(g: &mut Gen, data: &[f64], shape: &[usize], dtype: DType, device: &Dev
             leaf(&v, &s).narrow(axis as isize, 1, shape[axis])
         }
         // Under another shape.
-        5 => leaf(data, &[data.len()]).reshape(&shape.iter().map(|&d| d as isize).collect::<Vec<_>>()),
+        5 => leaf(data, &[data.len()])
+            .reshape(&shape.iter().map(|&d| d as isize).collect::<Vec<_>>()),
         _ => leaf(data, shape),
     }
 }
 
 /// Makes the inputs of a case in a dtype.
-pub(crate) fn inputs(g: &mut Gen, case: &Case, dtype: DType, layouts: bool, device: &Device) -> Vec<Tensor> {
+pub(crate) fn inputs(
+    g: &mut Gen,
+    case: &Case,
+    dtype: DType,
+    layouts: bool,
+    device: &Device,
+) -> Vec<Tensor> {
     case.inputs
         .iter()
         .map(|i| {
@@ -100,11 +125,20 @@ pub(crate) fn inputs(g: &mut Gen, case: &Case, dtype: DType, layouts: bool, devi
             let (data, d) = match i {
                 Input::Float { range, .. } => (g.values(n, range.0, range.1), dtype),
                 Input::Wide { range, .. } => {
-                    let d = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+                    let d = if dtype == DType::F64 {
+                        DType::F64
+                    } else {
+                        DType::F32
+                    };
                     (g.values(n, range.0, range.1), d)
                 }
-                Input::Index { below, .. } => ((0..n).map(|_| g.below(*below) as f64).collect(), DType::I32),
-                Input::Bool { .. } => ((0..n).map(|_| g.chance(0.6) as u8 as f64).collect(), DType::Bool),
+                Input::Index { below, .. } => {
+                    ((0..n).map(|_| g.below(*below) as f64).collect(), DType::I32)
+                }
+                Input::Bool { .. } => (
+                    (0..n).map(|_| g.chance(0.6) as u8 as f64).collect(),
+                    DType::Bool,
+                ),
             };
             if layouts {
                 layout(g, &data, i.shape(), d, device)
@@ -129,20 +163,30 @@ fn compare(got: &[f64], want: &reference::Array, scale: f64, ulps: f64) -> Optio
         d => (d.epsilon(), DType::F32.epsilon()),
     };
     if got.len() != want.data.len() {
-        return Some(format!("{} elements where {} were expected", got.len(), want.data.len()));
+        return Some(format!(
+            "{} elements where {} were expected",
+            got.len(),
+            want.data.len()
+        ));
     }
     for (i, (&a, &b)) in got.iter().zip(&want.data).enumerate() {
         let tol = ulps * (eps * b.abs() + d_small(d)) + 8.0 * acc * scale;
         let same = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tol;
         if !same {
-            return Some(format!("element {i}: {a:e} where {b:e} was expected (tolerance {tol:e})"));
+            return Some(format!(
+                "element {i}: {a:e} where {b:e} was expected (tolerance {tol:e})"
+            ));
         }
     }
     None
 }
 
 fn d_small(d: DType) -> f64 {
-    if d.is_float() { d.smallest_subnormal() } else { 0.0 }
+    if d.is_float() {
+        d.smallest_subnormal()
+    } else {
+        0.0
+    }
 }
 
 /// Puts a device through every operation, `rounds` random cases each.
@@ -154,14 +198,20 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
             let case = maker(&mut g);
             for &dtype in case.dtypes {
                 if device.info().support(dtype) == Support::No {
-                    r.skipped.push(format!("{} in {dtype}: the device has no such dtype", case.name));
+                    r.skipped.push(format!(
+                        "{} in {dtype}: the device has no such dtype",
+                        case.name
+                    ));
                     continue;
                 }
                 let x = inputs(&mut g, &case, dtype, true, device);
                 let outs = (case.build)(&x);
                 for (o, out) in outs.iter().enumerate() {
                     r.checked += 1;
-                    let place = format!("{}[{o}] {dtype} seed {seed} case {index}.{round}", case.name);
+                    let place = format!(
+                        "{}[{o}] {dtype} seed {seed} case {index}.{round}",
+                        case.name
+                    );
                     let want = match reference::eval(out) {
                         Ok(w) => w,
                         Err(e) => {
@@ -201,7 +251,9 @@ pub fn fusion_keeps_bits(device: &Device, seed: u64, rounds: usize) -> Report {
         r.checked += 1;
         match (build(true), build(false)) {
             (Ok(a), Ok(b)) if a == b => {}
-            (Ok(_), Ok(_)) => r.failures.push(format!("seed {seed} round {round}: fused and unfused bits differ")),
+            (Ok(_), Ok(_)) => r.failures.push(format!(
+                "seed {seed} round {round}: fused and unfused bits differ"
+            )),
             (Err(e), _) | (_, Err(e)) => r.failures.push(format!("seed {seed} round {round}: {e}")),
         }
     }

@@ -6,7 +6,12 @@ use bimetal_autodiff::{grad, grad_optional};
 use bimetal_tensor::{DType, Device, Result, Tensor};
 
 /// The gradient of `f` at `x` by central differences: one array per input.
-fn differences(f: &dyn Fn(&[Tensor]) -> Tensor, x: &[Tensor], which: usize, device: &Device) -> Result<Vec<f64>> {
+fn differences(
+    f: &dyn Fn(&[Tensor]) -> Tensor,
+    x: &[Tensor],
+    which: usize,
+    device: &Device,
+) -> Result<Vec<f64>> {
     let base = x[which].to_f64_vec()?;
     let shape = x[which].shape()?;
     let at = |v: &[f64]| -> Result<f64> {
@@ -27,7 +32,12 @@ fn differences(f: &dyn Fn(&[Tensor]) -> Tensor, x: &[Tensor], which: usize, devi
 }
 
 /// Whether the gradients of a scalar function agree with differences.
-pub fn check(f: &dyn Fn(&[Tensor]) -> Tensor, x: &[Tensor], which: &[usize], device: &Device) -> Result<(), String> {
+pub fn check(
+    f: &dyn Fn(&[Tensor]) -> Tensor,
+    x: &[Tensor],
+    which: &[usize],
+    device: &Device,
+) -> Result<(), String> {
     let text = |e: bimetal_tensor::Error| e.to_string();
     let loss = f(x);
     let wrt: Vec<&Tensor> = which.iter().map(|&i| &x[i]).collect();
@@ -38,7 +48,9 @@ pub fn check(f: &dyn Fn(&[Tensor]) -> Tensor, x: &[Tensor], which: &[usize], dev
         let scale = want.iter().fold(1.0f64, |a, v| a.max(v.abs()));
         for (i, (a, b)) in got.iter().zip(&want).enumerate() {
             if a.is_nan() || (a - b).abs() > 2e-6 * scale {
-                return Err(format!("input {w} element {i}: {a:e}, differences say {b:e}"));
+                return Err(format!(
+                    "input {w} element {i}: {a:e}, differences say {b:e}"
+                ));
             }
         }
     }

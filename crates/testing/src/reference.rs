@@ -34,7 +34,11 @@ impl Array {
 
     // An element-wise operand: a bare number fits every index.
     fn get(&self, index: &[usize]) -> f64 {
-        if self.shape.is_empty() { self.data[0] } else { self.at(index) }
+        if self.shape.is_empty() {
+            self.data[0]
+        } else {
+            self.at(index)
+        }
     }
 }
 
@@ -63,7 +67,11 @@ pub fn for_each(shape: &[usize], mut f: impl FnMut(&[usize])) {
 
 /// Rounds to the values of a dtype.
 pub fn round_to(v: f64, dtype: DType) -> f64 {
-    if dtype.is_float() { round_f64(v, dtype) } else { v }
+    if dtype.is_float() {
+        round_f64(v, dtype)
+    } else {
+        v
+    }
 }
 
 /// Computes a tensor. Every node rounds to its dtype; inside a composite nothing rounds but its results.
@@ -125,7 +133,13 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
             let int = !x.iter().any(|a| a.dtype.is_float());
             one(&|i| binary(*b, x[0].get(i), x[1].get(i), int))
         }
-        Op::Select => one(&|i| if x[0].get(i) != 0.0 { x[1].get(i) } else { x[2].get(i) }),
+        Op::Select => one(&|i| {
+            if x[0].get(i) != 0.0 {
+                x[1].get(i)
+            } else {
+                x[2].get(i)
+            }
+        }),
         Op::Fma => one(&|i| x[0].get(i).mul_add(x[1].get(i), x[2].get(i))),
         Op::Cast(mode) => one(&|i| cast(x[0].get(i), x[0].dtype, dtype, *mode, exact)),
         Op::Reshape => Ok(vec![Array {
@@ -219,19 +233,25 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
         Op::Conv2d(c) => {
             let mut out = Array::new(&shape, dtype, |_| 0.0);
             let (xs, ws) = (x[0].shape.clone(), x[1].shape.clone());
-            conv(c, &xs, &ws, &shape, |xi, wi, yi| out.data[yi] += x[0].data[xi] * x[1].data[wi]);
+            conv(c, &xs, &ws, &shape, |xi, wi, yi| {
+                out.data[yi] += x[0].data[xi] * x[1].data[wi]
+            });
             Ok(vec![out])
         }
         Op::Conv2dGradInput(c) => {
             let mut out = Array::new(&shape, dtype, |_| 0.0);
             let (ws, ys) = (x[0].shape.clone(), x[1].shape.clone());
-            conv(c, &shape, &ws, &ys, |xi, wi, yi| out.data[xi] += x[0].data[wi] * x[1].data[yi]);
+            conv(c, &shape, &ws, &ys, |xi, wi, yi| {
+                out.data[xi] += x[0].data[wi] * x[1].data[yi]
+            });
             Ok(vec![out])
         }
         Op::Conv2dGradWeight(c) => {
             let mut out = Array::new(&shape, dtype, |_| 0.0);
             let (xs, ys) = (x[0].shape.clone(), x[1].shape.clone());
-            conv(c, &xs, &shape, &ys, |xi, wi, yi| out.data[wi] += x[0].data[xi] * x[1].data[yi]);
+            conv(c, &xs, &shape, &ys, |xi, wi, yi| {
+                out.data[wi] += x[0].data[xi] * x[1].data[yi]
+            });
             Ok(vec![out])
         }
         Op::MaxPool2d(p) => {
@@ -318,7 +338,11 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
         }
         Op::CumSum { axis, reverse } => one(&|i| {
             let a = *axis as usize;
-            let range = if *reverse { i[a]..shape[a] } else { 0..i[a] + 1 };
+            let range = if *reverse {
+                i[a]..shape[a]
+            } else {
+                0..i[a] + 1
+            };
             let mut j = i.to_vec();
             range
                 .map(|p| {
@@ -336,7 +360,9 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
                 // NaN is larger than everything.
                 let key = |i: usize| (row[i].is_nan(), if row[i].is_nan() { 0.0 } else { row[i] });
                 o.sort_by(|&a, &b| {
-                    let c = key(a).partial_cmp(&key(b)).unwrap_or(std::cmp::Ordering::Equal);
+                    let c = key(a)
+                        .partial_cmp(&key(b))
+                        .unwrap_or(std::cmp::Ordering::Equal);
                     if *descending { c.reverse() } else { c }
                 });
                 v.extend(o[..k].iter().map(|&i| row[i]));
@@ -410,7 +436,11 @@ fn cast(v: f64, from: DType, to: DType, mode: CastMode, exact: bool) -> f64 {
             DType::I32 => (i32::MIN as f64, i32::MAX as f64),
             _ => (i64::MIN as f64, i64::MAX as f64),
         };
-        return if v.is_nan() { 0.0 } else { v.trunc().clamp(lo, hi) };
+        return if v.is_nan() {
+            0.0
+        } else {
+            v.trunc().clamp(lo, hi)
+        };
     }
     match to {
         DType::U8 => v as i64 as u8 as f64,
@@ -531,7 +561,11 @@ pub fn binary(b: Binary, x: f64, y: f64, _int: bool) -> f64 {
         Binary::Pow => x.powf(y),
         Binary::Rem => {
             let r = x % y;
-            if r != 0.0 && (r < 0.0) != (y < 0.0) { r + y } else { r }
+            if r != 0.0 && (r < 0.0) != (y < 0.0) {
+                r + y
+            } else {
+                r
+            }
         }
         Binary::Eq => bit(x == y),
         Binary::Ne => bit(x != y),
@@ -547,7 +581,13 @@ pub fn binary(b: Binary, x: f64, y: f64, _int: bool) -> f64 {
 
 fn reduce(op: ReduceOp, v: &[f64]) -> f64 {
     let extreme = |f: &dyn Fn(f64, f64) -> f64| {
-        v.iter().copied().reduce(|a, b| if a.is_nan() || b.is_nan() { f64::NAN } else { f(a, b) })
+        v.iter().copied().reduce(|a, b| {
+            if a.is_nan() || b.is_nan() {
+                f64::NAN
+            } else {
+                f(a, b)
+            }
+        })
     };
     match op {
         ReduceOp::Sum => v.iter().sum(),
@@ -559,7 +599,13 @@ fn reduce(op: ReduceOp, v: &[f64]) -> f64 {
 }
 
 /// Calls `f` with linear indices into input, weight and output for every product of a convolution.
-fn conv(c: &Conv2d, xs: &[usize], ws: &[usize], ys: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+fn conv(
+    c: &Conv2d,
+    xs: &[usize],
+    ws: &[usize],
+    ys: &[usize],
+    mut f: impl FnMut(usize, usize, usize),
+) {
     let per_group = ws[0] / c.groups as usize;
     for_each(ys, |y| {
         let (n, o) = (y[0], y[1]);
@@ -567,7 +613,8 @@ fn conv(c: &Conv2d, xs: &[usize], ws: &[usize], ys: &[usize], mut f: impl FnMut(
         for_each(&ws[1..], |w| {
             let ch = (o / per_group) * ws[1] + w[0];
             let pos = |out: usize, k: usize, d: usize| {
-                (out * c.stride[d] as usize + k * c.dilation[d] as usize).checked_sub(c.padding[2 * d] as usize)
+                (out * c.stride[d] as usize + k * c.dilation[d] as usize)
+                    .checked_sub(c.padding[2 * d] as usize)
             };
             if let (Some(h), Some(wd)) = (pos(y[2], w[1], 0), pos(y[3], w[2], 1))
                 && h < xs[2]
@@ -603,7 +650,8 @@ fn pool_count(p: &Pool2d, xs: &[usize], i: &[usize], valid: usize) -> f64 {
     }
     let reach = |d: usize| {
         let start = i[2 + d] * p.stride[d] as usize;
-        let end = (start + p.kernel[d] as usize).min(xs[2 + d] + (p.padding[2 * d] + p.padding[2 * d + 1]) as usize);
+        let end = (start + p.kernel[d] as usize)
+            .min(xs[2 + d] + (p.padding[2 * d] + p.padding[2 * d + 1]) as usize);
         end - start
     };
     (reach(0) * reach(1)) as f64

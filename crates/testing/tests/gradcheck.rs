@@ -2,7 +2,10 @@
 use bimetal_testing::gradcheck;
 
 fn seed() -> u64 {
-    std::env::var("BIMETAL_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1)
+    std::env::var("BIMETAL_TEST_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1)
 }
 
 #[test]

@@ -334,6 +334,20 @@ impl<'a> Fusion<'a> {
         let member = |f: &Self, n: u32| {
             n == id || (f.group_of[n as usize] != NONE && groups.contains(&f.group_of[n as usize]))
         };
+        // What hangs on a heavy node must not be needed by it.
+        for &g in groups {
+            let group = &self.groups[g as usize];
+            for n in group.prologue.iter().copied().chain(group.root) {
+                let inner = |p: u32| Some(p) == group.root || group.prologue.contains(&p);
+                let inputs = &self.ir.nodes[n as usize].inputs;
+                if inputs
+                    .iter()
+                    .any(|s| member(self, s.val.node) && !inner(s.val.node))
+                {
+                    return true;
+                }
+            }
+        }
         // If nobody outside reads the groups yet, nothing can lead back (and long chains stay linear).
         let read_outside = groups.iter().any(|&g| {
             self.groups[g as usize].all().any(|n| {

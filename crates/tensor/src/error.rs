@@ -2,6 +2,7 @@
 use crate::{DType, Label, Shape};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The result of everything that evaluates.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -74,6 +75,7 @@ struct Inner {
     kind: ErrorKind,
     op: &'static str,
     label: Option<Label>,
+    reported: AtomicBool,
 }
 
 impl Error {
@@ -89,6 +91,7 @@ impl Error {
             kind,
             op,
             label: Some(label),
+            reported: AtomicBool::new(false),
         }))
     }
 
@@ -152,6 +155,11 @@ impl Error {
     /// What went wrong.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
+    }
+
+    /// Marks the error as seen by somebody; says whether it was before.
+    pub(crate) fn report(&self) -> bool {
+        self.0.reported.swap(true, Ordering::Relaxed)
     }
 
     /// The operation that failed.

@@ -23,6 +23,13 @@ pub(crate) struct Node {
 impl Drop for Node {
     // Iterative: a graph may be a chain of a million nodes, a stack is not that deep.
     fn drop(&mut self) {
+        // A mistake that nobody evaluated would go unnoticed.
+        if cfg!(debug_assertions)
+            && let Some(e) = &self.error
+            && !e.report()
+        {
+            eprintln!("bimetal: an invalid tensor was dropped without having been evaluated: {e}");
+        }
         let mut work = std::mem::take(&mut self.inputs);
         while let Some(t) = work.pop() {
             if let Some(mut node) = Arc::into_inner(t.node) {
@@ -148,7 +155,10 @@ impl Tensor {
     /// Itself, or the error it carries.
     pub fn check(&self) -> Result<&Tensor> {
         match &self.node.error {
-            Some(e) => Err(e.clone()),
+            Some(e) => {
+                e.report();
+                Err(e.clone())
+            }
             None => Ok(self),
         }
     }

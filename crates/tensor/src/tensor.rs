@@ -163,6 +163,14 @@ impl Tensor {
         }
     }
 
+    /// As [`Tensor::check`], for building on: the error is passed on, not seen by anybody yet.
+    pub(crate) fn valid(&self) -> Result<&Tensor> {
+        match &self.node.error {
+            Some(e) => Err(e.clone()),
+            None => Ok(self),
+        }
+    }
+
     /// The shape.
     pub fn shape(&self) -> Result<Shape> {
         Ok(self.check()?.meta().shape)

@@ -195,7 +195,7 @@ impl Tensor {
         Tensor::make(|| {
             let mut metas = Vec::with_capacity(inputs.len());
             for t in inputs {
-                metas.push(t.check()?.meta());
+                metas.push(t.valid()?.meta());
             }
             let outs = infer_composite(&composite, &metas)?;
             Ok(Tensor::node(
@@ -213,7 +213,7 @@ impl Tensor {
         Tensor::make(|| {
             let mut metas = Vec::with_capacity(inputs.len());
             for t in inputs {
-                metas.push(t.check()?.meta());
+                metas.push(t.valid()?.meta());
             }
             let outs = op.infer(&metas)?;
             if outs.is_empty() {
@@ -356,10 +356,10 @@ impl Tensor {
             let mut outs = Outs::new();
             let mut inputs = Inputs::new();
             for v in values {
-                outs.push(v.check()?.meta());
+                outs.push(v.valid()?.meta());
                 inputs.push((*v).clone());
             }
-            inputs.push(after.check()?.clone());
+            inputs.push(after.valid()?.clone());
             Ok(Tensor::node(Op::Barrier, inputs, outs, Label::current()))
         });
         (0..values.len()).map(|i| t.output(i)).collect()
@@ -373,10 +373,10 @@ impl Tensor {
             let mut outs = Outs::new();
             let mut all = Inputs::new();
             for v in results {
-                outs.push(v.check()?.meta());
+                outs.push(v.valid()?.meta());
             }
             for v in results.iter().chain(inputs) {
-                all.push(v.check()?.clone());
+                all.push(v.valid()?.clone());
             }
             let op = Op::Checkpoint {
                 results: results.len() as u8,
@@ -389,7 +389,7 @@ impl Tensor {
     /// The same value without its history: gradients stop here.
     pub fn detach(&self) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             Ok(Tensor::single(
                 Op::Detach,
                 Inputs::from_iter([self.clone()]),

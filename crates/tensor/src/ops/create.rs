@@ -111,7 +111,7 @@ impl Tensor {
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let device = self.known_device("full_like")?;
             Ok(Tensor::full(&m.shape, value, m.dtype, device))
         })
@@ -174,7 +174,7 @@ impl Tensor {
             let shape = shape_of("random", shape)?;
             let mut inputs = Inputs::new();
             if let Some(s) = step {
-                let m = s.check()?.meta();
+                let m = s.valid()?.meta();
                 if m.dtype != DType::U32 || m.shape.rank() != 0 {
                     return Err(Error::dtype(
                         "random",

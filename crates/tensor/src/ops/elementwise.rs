@@ -125,7 +125,7 @@ impl Tensor {
     #[track_caller]
     pub fn unary(&self, op: Unary) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let logical = op == Unary::Not;
             let any_number = matches!(
                 op,
@@ -211,7 +211,7 @@ impl Tensor {
     pub fn select(&self, a: impl Into<Tensor>, b: impl Into<Tensor>) -> Tensor {
         let (a, b) = (a.into(), b.into());
         Tensor::make(|| {
-            let c = self.check()?;
+            let c = self.valid()?;
             if c.dtype() != DType::Bool {
                 return Err(Error::dtype(
                     "select",
@@ -240,7 +240,7 @@ impl Tensor {
     pub fn fma(&self, b: impl Into<Tensor>, c: impl Into<Tensor>) -> Tensor {
         let (b, c) = (b.into(), c.into());
         Tensor::make(|| {
-            let d = self.check()?.dtype();
+            let d = self.valid()?.dtype();
             let b = if b.is_scalar_literal() {
                 b.literal_for("fma", d)?
             } else {
@@ -252,7 +252,7 @@ impl Tensor {
                 c.clone()
             };
             let same = |t: &Tensor| t.is_scalar_literal() || t.dtype() == d;
-            if !d.is_float() || !same(b.check()?) || !same(c.check()?) {
+            if !d.is_float() || !same(b.valid()?) || !same(c.valid()?) {
                 return Err(Error::dtype(
                     "fma",
                     &[d, b.dtype(), c.dtype()],
@@ -280,7 +280,7 @@ impl Tensor {
     #[track_caller]
     pub fn cast_with(&self, dtype: DType, mode: CastMode) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             if m.dtype == dtype && !self.is_scalar_literal() {
                 return Ok(self.clone());
             }
@@ -343,8 +343,8 @@ impl Tensor {
 
 #[track_caller]
 fn promote_pair(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
-    a.check()?;
-    b.check()?;
+    a.valid()?;
+    b.valid()?;
     Ok(match (a.is_scalar_literal(), b.is_scalar_literal()) {
         (true, true) => (a.clone(), b.clone()),
         (true, false) => (a.literal_for(op, b.dtype())?, b.clone()),

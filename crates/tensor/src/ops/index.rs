@@ -9,7 +9,7 @@ use crate::{DType, Error, Label, Result, Tensor};
 impl Tensor {
     #[track_caller]
     fn check_index(&self, op: &'static str) -> Result<()> {
-        let d = self.check()?.dtype();
+        let d = self.valid()?.dtype();
         if matches!(d, DType::I32 | DType::I64) {
             return Ok(());
         }
@@ -114,7 +114,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumsum(&self, axis: isize, reverse: bool) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let axis = axis_of("cumsum", axis, &m.shape)?;
             if m.dtype == DType::Bool {
                 return Err(Error::dtype(
@@ -154,7 +154,7 @@ impl Tensor {
 
     #[track_caller]
     fn sort_node(&self, descending: bool, k: usize) -> Result<Tensor> {
-        let m = self.check()?.meta();
+        let m = self.valid()?.meta();
         let axis = axis_of("sort", -1, &m.shape)?;
         if k > m.shape[axis] || m.shape[axis] > i32::MAX as usize {
             return Err(Error::shape(

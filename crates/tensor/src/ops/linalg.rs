@@ -22,7 +22,7 @@ impl Tensor {
         out: Option<DType>,
     ) -> Tensor {
         Tensor::make(|| {
-            let (ma, mb) = (self.check()?.meta(), rhs.check()?.meta());
+            let (ma, mb) = (self.valid()?.meta(), rhs.valid()?.meta());
             let found = [ma.shape, mb.shape];
             if ma.shape.rank() < 2 || mb.shape.rank() < 2 {
                 return Err(Error::shape(
@@ -154,8 +154,8 @@ impl Tensor {
         input: &[usize],
     ) -> Tensor {
         Tensor::make(|| {
-            weight.check()?;
-            grad.check()?;
+            weight.valid()?;
+            grad.valid()?;
             Ok(Tensor::single(
                 Op::Conv2dGradInput(conv),
                 Inputs::from_iter([weight.clone(), grad.clone()]),
@@ -174,8 +174,8 @@ impl Tensor {
         weight: &[usize],
     ) -> Tensor {
         Tensor::make(|| {
-            input.check()?;
-            grad.check()?;
+            input.valid()?;
+            grad.valid()?;
             Ok(Tensor::single(
                 Op::Conv2dGradWeight(conv),
                 Inputs::from_iter([input.clone(), grad.clone()]),
@@ -219,8 +219,8 @@ impl Tensor {
         input: &[usize],
     ) -> Tensor {
         Tensor::make(|| {
-            indices.check()?;
-            grad.check()?;
+            indices.valid()?;
+            grad.valid()?;
             Ok(Tensor::single(
                 Op::MaxPool2dGrad(pool),
                 Inputs::from_iter([indices.clone(), grad.clone()]),
@@ -248,7 +248,7 @@ impl Tensor {
     #[track_caller]
     pub fn avg_pool2d_grad(grad: &Tensor, pool: Pool2d, input: &[usize]) -> Tensor {
         Tensor::make(|| {
-            grad.check()?;
+            grad.valid()?;
             Ok(Tensor::single(
                 Op::AvgPool2dGrad(pool),
                 Inputs::from_iter([grad.clone()]),

@@ -63,7 +63,7 @@ impl Tensor {
     #[track_caller]
     pub fn var(&self, axes: &[isize], correction: usize, keep: bool) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let wide = if m.dtype == DType::F64 {
                 DType::F64
             } else {
@@ -104,7 +104,7 @@ impl Tensor {
     #[track_caller]
     pub fn logsumexp(&self, axis: isize, keep: bool) -> Tensor {
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let wide = if m.dtype == DType::F64 {
                 DType::F64
             } else {
@@ -140,7 +140,7 @@ impl Tensor {
         };
         let name = node.name();
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let extreme = matches!(op, ReduceOp::Max | ReduceOp::Min);
             if m.dtype == DType::Bool && !extreme {
                 return Err(Error::dtype(
@@ -186,7 +186,7 @@ impl Tensor {
     fn arg(&self, op: ArgOp, axis: isize, keep: bool) -> Tensor {
         let name = if op == ArgOp::Max { "argmax" } else { "argmin" };
         Tensor::make(|| {
-            let m = self.check()?.meta();
+            let m = self.valid()?.meta();
             let axis = axis_of(name, axis, &m.shape)?;
             if m.shape[axis] == 0 || m.shape[axis] > i32::MAX as usize {
                 return Err(Error::shape(

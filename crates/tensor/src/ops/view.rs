@@ -421,7 +421,7 @@ impl Tensor {
     /// The shape to which all tensors broadcast together.
     pub fn broadcast_shape(tensors: &[&Tensor]) -> Result<Shape> {
         for t in tensors {
-            t.check()?;
+            t.valid()?;
         }
         broadcast_shape("broadcast", tensors)
     }

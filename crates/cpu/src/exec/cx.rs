@@ -74,14 +74,16 @@ pub(crate) struct Compile<'a> {
 impl Compile<'_> {
     /// An error about the plan unless `ok`.
     pub(crate) fn check(&self, ok: bool, what: &str) -> Result<()> {
-        if ok {
-            return Ok(());
-        }
+        if ok { Ok(()) } else { Err(self.error(what)) }
+    }
+
+    /// An error about the plan.
+    pub(crate) fn error(&self, what: &str) -> Error {
         let detail = format!("step {} of the plan is not valid: {what}", self.step);
-        let label = self.plan.steps.get(self.step).map(|s| s.node as usize);
-        match label.and_then(|n| self.plan.labels.get(n)) {
-            Some(l) => Err(Error::at("compile", ErrorKind::Device { detail }, l.clone())),
-            None => Err(Error::device("compile", detail)),
+        let node = self.plan.steps.get(self.step).map(|s| s.node as usize);
+        match node.and_then(|n| self.plan.labels.get(n)) {
+            Some(l) => Error::at("compile", ErrorKind::Device { detail }, l.clone()),
+            None => Error::device("compile", detail),
         }
     }
 

@@ -2,12 +2,13 @@
 use super::code::{CHUNK, Code, Frame};
 use super::convert;
 use super::cx::{Compile, Cx, Kernel};
+use super::ops;
 use super::scratch::Scratch;
 use super::view::{Arg, Block};
 use crate::par;
 use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::plan::{Fused, MatOperand, register};
-use bimetal_tensor::{DType, ErrorKind, Result, Shape, round_f32_slice};
+use bimetal_tensor::{CastMode, DType, ErrorKind, Result, Shape};
 
 /// `[batch.., m, k] x [batch.., k, n]`.
 pub(crate) struct Matmul {
@@ -59,23 +60,40 @@ impl Factor {
         })
     }
 
-    /// One matrix, dense, in its register dtype.
+    /// Rows of one matrix, dense, of the accumulator's dtype `acc`.
     ///
     /// # Safety
     /// `T` is that dtype.
-    unsafe fn matrix<T: Copy + Default>(&self, cx: &Cx<'_>, batch: usize, rows: std::ops::Range<usize>, cols: usize) -> Vec<T> {
+    unsafe fn matrix<T: Copy + Default>(
+        &self,
+        cx: &Cx<'_>,
+        acc: DType,
+        batch: usize,
+        rows: std::ops::Range<usize>,
+        cols: usize,
+    ) -> Vec<T> {
         let mut v = vec![T::default(); rows.len() * cols];
+        let from = register(self.dtype);
+        let mut spare = vec![0f64; cols];
         for (i, row) in rows.enumerate() {
             let at = self.offsets[batch] + row as isize * self.rows;
             let src = cx.ptr(self.buf).wrapping_offset(at * self.dtype.size() as isize);
-            let dst = v[i * cols..].as_mut_ptr().cast();
-            // SAFETY: the access was checked when it was compiled.
-            unsafe { convert::load(self.dtype, src, self.cols, cols, dst) };
-        }
-        if register(self.dtype) == DType::F32 && self.compute != self.dtype {
-            // SAFETY: `T` is f32.
-            let v = unsafe { std::slice::from_raw_parts_mut(v.as_mut_ptr().cast::<f32>(), v.len()) };
-            round_f32_slice(v, self.compute);
+            let dst: *mut u8 = v[i * cols..].as_mut_ptr().cast();
+            let tmp: *mut u8 = spare.as_mut_ptr().cast();
+            // SAFETY: the access was checked when it was compiled; both arrays have room for a row.
+            unsafe {
+                if from == acc && (self.compute == self.dtype || acc != DType::F32) {
+                    convert::load(self.dtype, src, self.cols, cols, dst);
+                    continue;
+                }
+                convert::load(self.dtype, src, self.cols, cols, tmp);
+                let row = Arg::dense(tmp);
+                if acc == DType::F32 {
+                    ops::round(from, self.compute, CastMode::Nonsaturating, row, dst, cols);
+                } else {
+                    ops::convert(from, acc, row, dst, cols);
+                }
+            }
         }
         v
     }
@@ -95,11 +113,13 @@ impl Matmul {
         let mut dims = batch.to_vec();
         dims.extend([m, n]);
         let domain = Shape::new(&dims).unwrap_or(Shape::scalar());
-        let (ra, rb) = (register(a.access.dtype), register(b.access.dtype));
-        cx.check(
-            ra == acc && rb == acc,
-            "operands and accumulator of a product have different dtypes",
-        )?;
+        for o in [a, b] {
+            let from = register(o.access.dtype);
+            cx.check(
+                from == acc || acc.is_float() && from.is_float(),
+                "operands and accumulator of a product have different dtypes",
+            )?;
+        }
         Ok(Matmul {
             m,
             n,
@@ -118,11 +138,11 @@ impl Matmul {
         let _ = self.precision;
         for batch in 0..self.a.offsets.len() {
             // SAFETY: the caller's contract.
-            let b = unsafe { self.b.matrix::<T>(cx, batch, 0..self.k, self.n) };
+            let b = unsafe { self.b.matrix::<T>(cx, self.acc, batch, 0..self.k, self.n) };
             par::for_each(par::pieces(self.m, 8), |t| {
                 let rows = par::piece(self.m, 8, t);
                 // SAFETY: the caller's contract.
-                let a = unsafe { self.a.matrix::<T>(cx, batch, rows.clone(), self.k) };
+                let a = unsafe { self.a.matrix::<T>(cx, self.acc, batch, rows.clone(), self.k) };
                 let mut out = vec![T::default(); rows.len() * self.n];
                 for i in 0..rows.len() {
                     let out = &mut out[i * self.n..][..self.n];

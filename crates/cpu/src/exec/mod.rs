@@ -1,12 +1,16 @@
 //! Compiled plans and the kernels they consist of.
 mod code;
+mod conv;
 mod convert;
 mod cx;
+mod host;
+mod index;
 mod map;
 mod matmul;
 mod ops;
 mod plan;
 mod reduce;
+mod scan;
 mod scratch;
 mod view;
 #[cfg(test)]

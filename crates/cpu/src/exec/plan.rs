@@ -1,8 +1,12 @@
 //! A compiled plan.
+use super::conv::{Conv, Pool};
 use super::cx::{Compile, Cx, Kernel};
+use super::host::{AllReduce, Custom, Zero};
+use super::index::Index;
 use super::map::Map;
 use super::matmul::Matmul;
 use super::reduce::{ArgReduce, Reduce};
+use super::scan::{CumSum, Sort};
 use crate::alloc::Block;
 use crate::backend::Shared;
 use bimetal_tensor::graph::Composite;
@@ -46,11 +50,12 @@ impl CpuPlan {
 
     /// The error of step `step`, before or after state was written.
     fn error(&self, step: usize, kind: ErrorKind) -> ExecError {
+        // Kernels check before they write, except a user's.
+        let custom = matches!(self.plan.steps.get(step).map(|s| &s.kernel), Some(plan::Kernel::Custom { .. }));
         ExecError {
             step,
             kind,
-            // Kernels check before they write.
-            state_written: step > self.plan.first_write,
+            state_written: step + custom as usize > self.plan.first_write,
         }
     }
 
@@ -132,9 +137,96 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
         } => Box::new(Matmul::new(
             batch, [*m, *n, *k], a, b, *precision, *acc, epilogue, cx,
         )?),
-        _ => {
-            cx.check(false, "the kernel is not implemented")?;
-            unreachable!()
+        K::Conv2d {
+            conv,
+            input,
+            weight,
+            weight_compute,
+            shape,
+            epilogue,
+        } => Box::new(Conv::forward(conv, input, weight, *weight_compute, shape, epilogue, cx)?),
+        K::Conv2dGradInput {
+            conv,
+            weight,
+            weight_compute,
+            grad,
+            output,
+        } => Box::new(Conv::grad_input(conv, weight, *weight_compute, grad, output, cx)?),
+        K::Conv2dGradWeight {
+            conv,
+            input,
+            grad,
+            output,
+        } => Box::new(Conv::grad_weight(conv, input, grad, output, cx)?),
+        K::MaxPool2d {
+            pool,
+            input,
+            values,
+            indices,
+        } => Box::new(Pool::max(pool, input, values.as_ref(), indices.as_ref(), cx)?),
+        K::MaxPool2dGrad {
+            pool,
+            indices,
+            grad,
+            output,
+        } => Box::new(Pool::max_grad(pool, indices, grad, output, cx)?),
+        K::AvgPool2d {
+            pool,
+            input,
+            output,
+        } => Box::new(Pool::avg(pool, input, output, cx)?),
+        K::AvgPool2dGrad { pool, grad, output } => Box::new(Pool::avg_grad(pool, grad, output, cx)?),
+        K::Take {
+            outer,
+            inner,
+            size,
+            input,
+            index,
+            output,
+        } => Box::new(Index::take(false, [*outer, *size, *inner], index, input, output, cx)?),
+        K::TakeGrad {
+            outer,
+            inner,
+            size,
+            index,
+            update,
+            output,
+        } => Box::new(Index::take(true, [*outer, *size, *inner], index, update, output, cx)?),
+        K::GatherAlong {
+            axis,
+            input,
+            index,
+            output,
+        } => Box::new(Index::along(false, *axis, index, input, output, cx)?),
+        K::ScatterAlong {
+            axis,
+            index,
+            update,
+            output,
+        } => Box::new(Index::along(true, *axis, index, update, output, cx)?),
+        K::CumSum {
+            outer,
+            size,
+            inner,
+            reverse,
+            input,
+            output,
+        } => Box::new(CumSum::new([*outer, *size, *inner], *reverse, input, output, cx)?),
+        K::Sort {
+            descending,
+            input,
+            values,
+            indices,
+        } => Box::new(Sort::new(*descending, input, values.as_ref(), indices.as_ref(), cx)?),
+        K::Zero { output } => Box::new(Zero::new(*output, cx)?),
+        K::AllReduce { .. } => Box::new(AllReduce),
+        K::Custom {
+            custom,
+            inputs,
+            outputs,
+        } => Box::new(Custom::new(custom, inputs, outputs, cx)?),
+        K::Composite { composite, .. } => {
+            return Err(cx.error(&format!("`{}` has no kernel on the CPU", composite.name())));
         }
     })
 }

@@ -94,7 +94,7 @@ int!(i64);
 int!(u32);
 
 /// A Bool: any for sum and max, all for product and min.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
 #[repr(transparent)]
 pub(crate) struct Flag(u8);
 

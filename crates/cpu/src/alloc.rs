@@ -141,7 +141,12 @@ impl State {
     /// Gives cached blocks back to the system until at most `keep` bytes are cached.
     fn release(&mut self, keep: usize) {
         while self.cached > keep {
-            let Some((&class, _)) = self.free.iter().filter(|(_, v)| !v.is_empty()).max_by_key(|(c, _)| **c) else {
+            let Some((&class, _)) = self
+                .free
+                .iter()
+                .filter(|(_, v)| !v.is_empty())
+                .max_by_key(|(c, _)| **c)
+            else {
                 return;
             };
             let Some(Free(ptr)) = self.free.get_mut(&class).and_then(Vec::pop) else {
@@ -208,7 +213,10 @@ mod tests {
         assert!(a.report().reserved <= 4096, "{:?}", a.report());
         let big = a.take(1 << 20, Use::Buffer).unwrap();
         drop(big);
-        assert!(a.report().reserved <= 4096, "beyond the cap nothing is kept");
+        assert!(
+            a.report().reserved <= 4096,
+            "beyond the cap nothing is kept"
+        );
         assert!(a.take(usize::MAX - 3, Use::Buffer).is_none());
     }
 
@@ -216,7 +224,7 @@ mod tests {
     fn classes_waste_at_most_an_eighth() {
         for n in (1..100_000).step_by(37) {
             let c = class(n).unwrap();
-            assert!(c >= n && c % ALIGN == 0);
+            assert!(c >= n && c.is_multiple_of(ALIGN));
             assert!(n <= 512 || c - n <= n / 8 + 64, "{n} {c}");
         }
         assert_eq!(class(0), Some(64));

@@ -41,9 +41,13 @@ pub(crate) struct Frame<'a> {
 
 fn operands(i: &Instr) -> ([Reg; 3], usize) {
     match *i {
-        Instr::Load { .. } | Instr::Acc { .. } | Instr::Number { .. } | Instr::Iota { .. } => ([0; 3], 0),
+        Instr::Load { .. } | Instr::Acc { .. } | Instr::Number { .. } | Instr::Iota { .. } => {
+            ([0; 3], 0)
+        }
         Instr::Random { step, .. } => ([step.unwrap_or(0), 0, 0], step.is_some() as usize),
-        Instr::Unary { a, .. } | Instr::Convert { a, .. } | Instr::Round { a, .. } => ([a, 0, 0], 1),
+        Instr::Unary { a, .. } | Instr::Convert { a, .. } | Instr::Round { a, .. } => {
+            ([a, 0, 0], 1)
+        }
         Instr::Binary { a, b, .. } => ([a, b, 0], 2),
         Instr::Select { c, a, b, .. } => ([c, a, b], 3),
         Instr::Fma { a, b, c, .. } => ([a, b, c], 3),
@@ -55,7 +59,10 @@ impl Code {
     pub(crate) fn new(fused: &Fused, domain: &Shape, cx: &Compile<'_>) -> Result<Code> {
         let program = &fused.program;
         let n = program.instrs.len();
-        cx.check(n <= MAX_INSTRUCTIONS, "the program has too many instructions")?;
+        cx.check(
+            n <= MAX_INSTRUCTIONS,
+            "the program has too many instructions",
+        )?;
         let inputs = cx.views(&fused.inputs, domain)?;
         let outputs = cx.views(&fused.outputs, domain)?;
         let mut types = Vec::with_capacity(n);
@@ -92,13 +99,26 @@ impl Code {
             let r = *r as usize;
             let computed = !matches!(program.instrs[r], Instr::Load { .. } | Instr::Acc { .. });
             let alone = inputs.iter().all(|i| !cx.overlap(i.buf, view.buf))
-                && outputs.iter().enumerate().all(|(p, v)| p == o || !cx.overlap(v.buf, view.buf));
-            if computed && alone && !uniform[r] && direct[r].is_none() && view.is_dense() && view.dtype == types[r] {
+                && outputs
+                    .iter()
+                    .enumerate()
+                    .all(|(p, v)| p == o || !cx.overlap(v.buf, view.buf));
+            if computed
+                && alone
+                && !uniform[r]
+                && direct[r].is_none()
+                && view.is_dense()
+                && view.dtype == types[r]
+            {
                 direct[r] = Some(o);
             }
         }
         let (slots, scratch) = slots(&program.instrs, &types, &program.outputs, &uniform);
-        let inner = inputs.iter().chain(&outputs).filter_map(View::run).collect();
+        let inner = inputs
+            .iter()
+            .chain(&outputs)
+            .filter_map(View::run)
+            .collect();
         Ok(Code {
             instrs: program.instrs.clone(),
             types,
@@ -128,23 +148,15 @@ impl Code {
     pub(crate) fn run(&self) -> Option<usize> {
         self.inner.iter().copied().max()
     }
-
-    /// Whether the program only stores the value it hangs on, unchanged but for rounding to its buffer's dtype, densely.
-    pub(crate) fn stores_acc(&self) -> Option<&View> {
-        let [view] = &self.outputs[..] else { return None };
-        let mut at = *self.regs.first()? as usize;
-        if let Instr::Round { a, to, overflow, .. } = self.instrs[at]
-            && to == view.dtype
-            && overflow == bimetal_tensor::CastMode::Nonsaturating
-        {
-            at = a as usize;
-        }
-        (matches!(self.instrs[at], Instr::Acc { .. }) && view.is_dense()).then_some(view)
-    }
 }
 
 /// Scratch for every register that is not uniform; a register's space is used again after its last reader.
-fn slots(instrs: &[Instr], types: &[DType], outputs: &[Reg], uniform: &[bool]) -> (Vec<usize>, usize) {
+fn slots(
+    instrs: &[Instr],
+    types: &[DType],
+    outputs: &[Reg],
+    uniform: &[bool],
+) -> (Vec<usize>, usize) {
     let n = instrs.len();
     let mut last = vec![0; n];
     for (i, instr) in instrs.iter().enumerate() {
@@ -204,7 +216,9 @@ impl<'a> Frame<'a> {
                 let was = self.step(i, &one, Arg::NONE, dst, true);
                 if was.ptr != dst {
                     // SAFETY: a scalar load gives one element of the register's dtype; a cell has 8 bytes.
-                    unsafe { std::ptr::copy_nonoverlapping(was.ptr, dst, self.code.types[i].size()) };
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(was.ptr, dst, self.code.types[i].size())
+                    };
                 }
             }
         }
@@ -241,9 +255,7 @@ impl<'a> Frame<'a> {
             let r = self.code.regs[o];
             let value = self.arg(r);
             let base = self.cx.ptr(view.buf);
-            let there = self.code.direct[r as usize] == Some(o)
-                && b.rows == 1
-                && !value.splat;
+            let there = self.code.direct[r as usize] == Some(o) && b.rows == 1 && !value.splat;
             if !there {
                 // SAFETY: the caller's contract.
                 unsafe { view.store(base, b, value, self.code.types[r as usize]) };
@@ -289,7 +301,11 @@ impl<'a> Frame<'a> {
                         Number::Table(t) => self.cx.scalar(t),
                     };
                     let bits = ops::number(value, ty).to_ne_bytes();
-                    let from = if cfg!(target_endian = "big") { 8 - ty.size() } else { 0 };
+                    let from = if cfg!(target_endian = "big") {
+                        8 - ty.size()
+                    } else {
+                        0
+                    };
                     std::ptr::copy_nonoverlapping(bits.as_ptr().add(from), dst, ty.size());
                     Arg::splat(dst)
                 }

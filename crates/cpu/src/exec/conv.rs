@@ -10,7 +10,9 @@ use bimetal_tensor::{DType, ErrorKind, Result, round_f32_slice};
 use std::ops::{AddAssign, Div, Mul};
 
 /// A float type that sums are taken in.
-trait Real: Copy + Default + Send + Sync + AddAssign + Mul<Output = Self> + Div<Output = Self> + PartialOrd {
+trait Real:
+    Copy + Default + Send + Sync + AddAssign + Mul<Output = Self> + Div<Output = Self> + PartialOrd
+{
     const LOWEST: Self;
     fn from_usize(n: usize) -> Self;
 }
@@ -34,7 +36,10 @@ fn load<T: Real>(cx: &Cx<'_>, d: &Operand, compute: DType) -> Vec<T> {
     unsafe {
         convert::load(d.dtype, cx.ptr(d.buf), 1, d.numel, v.as_mut_ptr().cast());
         if compute != d.dtype && register(d.dtype) == DType::F32 {
-            round_f32_slice(std::slice::from_raw_parts_mut(v.as_mut_ptr().cast(), d.numel), compute);
+            round_f32_slice(
+                std::slice::from_raw_parts_mut(v.as_mut_ptr().cast(), d.numel),
+                compute,
+            );
         }
     }
     v
@@ -70,12 +75,23 @@ pub(crate) struct Conv {
 }
 
 fn four(s: &[usize], cx: &Compile<'_>) -> Result<[usize; 4]> {
-    cx.check(s.len() == 4, "an operand of a convolution or pooling has not four axes")?;
+    cx.check(
+        s.len() == 4,
+        "an operand of a convolution or pooling has not four axes",
+    )?;
     Ok([s[0], s[1], s[2], s[3]])
 }
 
 impl Conv {
-    pub(crate) fn forward(conv: &Conv2d, input: &Dense, weight: &Dense, weight_compute: DType, shape: &bimetal_tensor::Shape, epilogue: &Fused, cx: &Compile<'_>) -> Result<Conv> {
+    pub(crate) fn forward(
+        conv: &Conv2d,
+        input: &Dense,
+        weight: &Dense,
+        weight_compute: DType,
+        shape: &bimetal_tensor::Shape,
+        epilogue: &Fused,
+        cx: &Compile<'_>,
+    ) -> Result<Conv> {
         Ok(Conv {
             conv: *conv,
             kind: Kind::Forward(Box::new(Code::new(epilogue, shape, cx)?)),
@@ -89,7 +105,14 @@ impl Conv {
         })
     }
 
-    pub(crate) fn grad_input(conv: &Conv2d, weight: &Dense, weight_compute: DType, grad: &Dense, output: &Dense, cx: &Compile<'_>) -> Result<Conv> {
+    pub(crate) fn grad_input(
+        conv: &Conv2d,
+        weight: &Dense,
+        weight_compute: DType,
+        grad: &Dense,
+        output: &Dense,
+        cx: &Compile<'_>,
+    ) -> Result<Conv> {
         Ok(Conv {
             conv: *conv,
             kind: Kind::GradInput,
@@ -103,7 +126,13 @@ impl Conv {
         })
     }
 
-    pub(crate) fn grad_weight(conv: &Conv2d, input: &Dense, grad: &Dense, output: &Dense, cx: &Compile<'_>) -> Result<Conv> {
+    pub(crate) fn grad_weight(
+        conv: &Conv2d,
+        input: &Dense,
+        grad: &Dense,
+        output: &Dense,
+        cx: &Compile<'_>,
+    ) -> Result<Conv> {
         Ok(Conv {
             conv: *conv,
             kind: Kind::GradWeight,
@@ -140,7 +169,9 @@ impl Conv {
                             for kx in 0..kw {
                                 let f = f[((oc * cg + ic) * kh + ky) * kw + kx];
                                 for y in 0..oh {
-                                    let Some(iy) = self.at(0, y, ky) else { continue };
+                                    let Some(iy) = self.at(0, y, ky) else {
+                                        continue;
+                                    };
                                     for z in 0..ow {
                                         if let Some(ix) = self.at(1, z, kx) {
                                             plane[y * ow + z] += x[iy * w + ix] * f;
@@ -172,7 +203,9 @@ impl Conv {
                             for kx in 0..kw {
                                 let f = f[((oc * cg + ig) * kh + ky) * kw + kx];
                                 for y in 0..oh {
-                                    let Some(iy) = self.at(0, y, ky) else { continue };
+                                    let Some(iy) = self.at(0, y, ky) else {
+                                        continue;
+                                    };
                                     for z in 0..ow {
                                         if let Some(ix) = self.at(1, z, kx) {
                                             plane[iy * w + ix] += g[y * ow + z] * f;
@@ -198,7 +231,9 @@ impl Conv {
                             for kx in 0..kw {
                                 let mut sum = T::default();
                                 for y in 0..oh {
-                                    let Some(iy) = self.at(0, y, ky) else { continue };
+                                    let Some(iy) = self.at(0, y, ky) else {
+                                        continue;
+                                    };
                                     for z in 0..ow {
                                         if let Some(ix) = self.at(1, z, kx) {
                                             sum += x[iy * w + ix] * g[y * ow + z];
@@ -252,7 +287,15 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn new(pool: &Pool2d, kind: PoolKind, big: &Dense, small: &Dense, a: &Dense, output: Option<&Dense>, cx: &Compile<'_>) -> Result<Pool> {
+    fn new(
+        pool: &Pool2d,
+        kind: PoolKind,
+        big: &Dense,
+        small: &Dense,
+        a: &Dense,
+        output: Option<&Dense>,
+        cx: &Compile<'_>,
+    ) -> Result<Pool> {
         let (b, s) = (four(&big.shape, cx)?, four(&small.shape, cx)?);
         cx.check(b[..2] == s[..2], "planes of a pooling do not match")?;
         Ok(Pool {
@@ -266,28 +309,80 @@ impl Pool {
         })
     }
 
-    pub(crate) fn max(pool: &Pool2d, input: &Dense, values: Option<&Dense>, indices: Option<&Dense>, cx: &Compile<'_>) -> Result<Pool> {
+    pub(crate) fn max(
+        pool: &Pool2d,
+        input: &Dense,
+        values: Option<&Dense>,
+        indices: Option<&Dense>,
+        cx: &Compile<'_>,
+    ) -> Result<Pool> {
         let small = values.or(indices).unwrap_or(input);
         let dense = |d: Option<&Dense>| d.map(|d| cx.dense(d)).transpose();
-        Pool::new(pool, PoolKind::Max(dense(values)?, dense(indices)?), input, small, input, None, cx)
+        Pool::new(
+            pool,
+            PoolKind::Max(dense(values)?, dense(indices)?),
+            input,
+            small,
+            input,
+            None,
+            cx,
+        )
     }
 
-    pub(crate) fn max_grad(pool: &Pool2d, indices: &Dense, grad: &Dense, output: &Dense, cx: &Compile<'_>) -> Result<Pool> {
-        Pool::new(pool, PoolKind::MaxGrad(cx.dense(indices)?), output, grad, grad, Some(output), cx)
+    pub(crate) fn max_grad(
+        pool: &Pool2d,
+        indices: &Dense,
+        grad: &Dense,
+        output: &Dense,
+        cx: &Compile<'_>,
+    ) -> Result<Pool> {
+        Pool::new(
+            pool,
+            PoolKind::MaxGrad(cx.dense(indices)?),
+            output,
+            grad,
+            grad,
+            Some(output),
+            cx,
+        )
     }
 
-    pub(crate) fn avg(pool: &Pool2d, input: &Dense, output: &Dense, cx: &Compile<'_>) -> Result<Pool> {
+    pub(crate) fn avg(
+        pool: &Pool2d,
+        input: &Dense,
+        output: &Dense,
+        cx: &Compile<'_>,
+    ) -> Result<Pool> {
         Pool::new(pool, PoolKind::Avg, input, output, input, Some(output), cx)
     }
 
-    pub(crate) fn avg_grad(pool: &Pool2d, grad: &Dense, output: &Dense, cx: &Compile<'_>) -> Result<Pool> {
-        Pool::new(pool, PoolKind::AvgGrad, output, grad, grad, Some(output), cx)
+    pub(crate) fn avg_grad(
+        pool: &Pool2d,
+        grad: &Dense,
+        output: &Dense,
+        cx: &Compile<'_>,
+    ) -> Result<Pool> {
+        Pool::new(
+            pool,
+            PoolKind::AvgGrad,
+            output,
+            grad,
+            grad,
+            Some(output),
+            cx,
+        )
     }
 
     /// The rows (or columns) of window `o`, and its size with padding.
     fn window(&self, axis: usize, o: usize) -> (std::ops::Range<usize>, usize) {
-        let (k, s) = (self.pool.kernel[axis] as usize, self.pool.stride[axis] as usize);
-        let (before, after) = (self.pool.padding[2 * axis] as usize, self.pool.padding[2 * axis + 1] as usize);
+        let (k, s) = (
+            self.pool.kernel[axis] as usize,
+            self.pool.stride[axis] as usize,
+        );
+        let (before, after) = (
+            self.pool.padding[2 * axis] as usize,
+            self.pool.padding[2 * axis + 1] as usize,
+        );
         let n = self.big[axis];
         let (from, to) = (o * s, (o * s + k).min(n + before + after));
         let r = from.saturating_sub(before).min(n)..to.saturating_sub(before).min(n);
@@ -324,8 +419,11 @@ impl Pool {
                         for j in self.window(1, x).0 {
                             let e = a[i * w + j];
                             // The first of equals; NaN wins.
-                            #[allow(clippy::eq_op)]
-                            if first || (!(e <= v[o]) && v[o] == v[o]) {
+                            let better = match e.partial_cmp(&v[o]) {
+                                Some(order) => order.is_gt(),
+                                None => v[o].partial_cmp(&v[o]).is_some(),
+                            };
+                            if first || better {
                                 (v[o], at[o], first) = (e, (i * w + j) as i32, false);
                             }
                         }
@@ -337,7 +435,11 @@ impl Pool {
                 if let Some(d) = indices {
                     // SAFETY: planes are disjoint; indices are I32.
                     unsafe {
-                        std::ptr::copy_nonoverlapping(at.as_ptr(), cx.ptr(d.buf).cast::<i32>().add(p * small), small);
+                        std::ptr::copy_nonoverlapping(
+                            at.as_ptr(),
+                            cx.ptr(d.buf).cast::<i32>().add(p * small),
+                            small,
+                        );
                     }
                 }
             }

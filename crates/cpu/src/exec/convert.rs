@@ -63,9 +63,9 @@ pub(crate) unsafe fn load(dtype: DType, src: *const u8, step: isize, n: usize, d
             DType::Bool => each::<u8, u8>(src, step, n, dst, |v| v),
             DType::U8 => each::<u8, i32>(src, step, n, dst, |v| v as i32),
             DType::F16 => each::<f16, f32>(src, step, n, dst, f16::to_f32),
-            DType::BF16 => each::<u16, f32>(src, step, n, dst, |v| {
-                f32::from_bits((v as u32) << 16)
-            }),
+            DType::BF16 => {
+                each::<u16, f32>(src, step, n, dst, |v| f32::from_bits((v as u32) << 16))
+            }
             DType::F8E4M3 => each::<F8E4M3, f32>(src, step, n, dst, F8E4M3::to_f32),
             DType::F8E5M2 => each::<F8E5M2, f32>(src, step, n, dst, F8E5M2::to_f32),
         }
@@ -116,12 +116,8 @@ pub(crate) unsafe fn store(
             (DType::I32, DType::U8) => put::<i32, u8>(dst, step, n, src, |v| v as u8),
             (DType::F32, DType::F16) => put::<f32, f16>(dst, step, n, src, f16::from_f32),
             (DType::F32, DType::BF16) => put::<f32, bf16>(dst, step, n, src, bf16::from_f32),
-            (DType::F32, DType::F8E4M3) => {
-                put::<f32, F8E4M3>(dst, step, n, src, F8E4M3::from_f32)
-            }
-            (DType::F32, DType::F8E5M2) => {
-                put::<f32, F8E5M2>(dst, step, n, src, F8E5M2::from_f32)
-            }
+            (DType::F32, DType::F8E4M3) => put::<f32, F8E4M3>(dst, step, n, src, F8E4M3::from_f32),
+            (DType::F32, DType::F8E5M2) => put::<f32, F8E5M2>(dst, step, n, src, F8E5M2::from_f32),
             (DType::F64, DType::F32) => put::<f64, f32>(dst, step, n, src, |v| v as f32),
             (DType::F64, d) => {
                 // One rounding from f64, then exact in f32.

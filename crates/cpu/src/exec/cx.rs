@@ -43,17 +43,6 @@ impl Cx<'_> {
         // SAFETY: buffers are aligned to 64 bytes and as large as `Compile::dense` has checked.
         unsafe { std::slice::from_raw_parts(self.ptr(d.buf).cast(), d.numel) }
     }
-
-    /// A dense result.
-    ///
-    /// # Safety
-    /// As [`Cx::slice`], and nobody else reads or writes it.
-    #[allow(clippy::mut_from_ref)]
-    pub(crate) unsafe fn slice_mut<T>(&self, d: &Operand) -> &mut [T] {
-        debug_assert_eq!(size_of::<T>(), d.dtype.size());
-        // SAFETY: as in `slice`.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr(d.buf).cast(), d.numel) }
-    }
 }
 
 /// A dense operand whose buffer has been checked.
@@ -88,7 +77,10 @@ impl Compile<'_> {
     }
 
     pub(crate) fn desc(&self, buf: u32) -> Result<&BufDesc> {
-        self.check((buf as usize) < self.plan.buffers.len(), "a buffer is missing")?;
+        self.check(
+            (buf as usize) < self.plan.buffers.len(),
+            "a buffer is missing",
+        )?;
         Ok(&self.plan.buffers[buf as usize])
     }
 

@@ -55,7 +55,10 @@ impl Custom {
         let dense = |d: &[Dense]| d.iter().map(|d| cx.dense(d)).collect::<Result<Vec<_>>>();
         let (inputs, outputs) = (dense(inputs)?, dense(outputs)?);
         for (i, o) in outputs.iter().enumerate() {
-            let alone = inputs.iter().chain(&outputs[..i]).all(|d| !cx.overlap(d.buf, o.buf));
+            let alone = inputs
+                .iter()
+                .chain(&outputs[..i])
+                .all(|d| !cx.overlap(d.buf, o.buf));
             cx.check(alone, "results of a custom operation share memory")?;
         }
         Ok(Custom {
@@ -75,7 +78,9 @@ impl Kernel for Custom {
                 shape: d.shape,
                 dtype: d.dtype,
                 // SAFETY: the buffer has these bytes, and nobody writes them during the run.
-                bytes: unsafe { std::slice::from_raw_parts(cx.ptr(d.buf), d.numel * d.dtype.size()) },
+                bytes: unsafe {
+                    std::slice::from_raw_parts(cx.ptr(d.buf), d.numel * d.dtype.size())
+                },
             })
             .collect();
         let mut outputs: Vec<HostViewMut<'_>> = self
@@ -85,7 +90,9 @@ impl Kernel for Custom {
                 shape: d.shape,
                 dtype: d.dtype,
                 // SAFETY: the buffer has these bytes; results share memory with nothing else, as checked.
-                bytes: unsafe { std::slice::from_raw_parts_mut(cx.ptr(d.buf), d.numel * d.dtype.size()) },
+                bytes: unsafe {
+                    std::slice::from_raw_parts_mut(cx.ptr(d.buf), d.numel * d.dtype.size())
+                },
             })
             .collect();
         let result = self.custom.0.forward(&inputs, &mut outputs);

@@ -46,7 +46,14 @@ impl Index {
         cx: &Compile<'_>,
     ) -> Result<Index> {
         let kind = if grad { Kind::TakeGrad } else { Kind::Take };
-        Index::new(kind, [outer, size, inner, index.shape.numel()], index, data, output, cx)
+        Index::new(
+            kind,
+            [outer, size, inner, index.shape.numel()],
+            index,
+            data,
+            output,
+            cx,
+        )
     }
 
     /// `GatherAlong` or `ScatterAlong`.
@@ -63,10 +70,20 @@ impl Index {
             false => (Kind::Gather, data),
         };
         let s = &wide.shape;
-        cx.check(axis < s.rank() && index.shape.rank() == s.rank(), "no such axis")?;
+        cx.check(
+            axis < s.rank() && index.shape.rank() == s.rank(),
+            "no such axis",
+        )?;
         let outer = s[..axis].iter().product();
         let inner = s[axis + 1..].iter().product();
-        Index::new(kind, [outer, s[axis], inner, index.shape[axis]], index, data, output, cx)
+        Index::new(
+            kind,
+            [outer, s[axis], inner, index.shape[axis]],
+            index,
+            data,
+            output,
+            cx,
+        )
     }
 
     fn new(
@@ -140,7 +157,13 @@ impl Index {
             for row in par::piece(rows, per_task, t) {
                 let from = row / self.count * self.size + index.get(row % self.count);
                 // SAFETY: both rows lie in their buffers; each row of the result has one writer.
-                unsafe { std::ptr::copy_nonoverlapping(src.add(from * bytes), dst.add(row * bytes), bytes) };
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        src.add(from * bytes),
+                        dst.add(row * bytes),
+                        bytes,
+                    )
+                };
             }
         });
     }
@@ -157,7 +180,13 @@ impl Index {
                     let at = row * self.inner + i;
                     let from = (base + index.get(at)) * self.inner + i;
                     // SAFETY: both elements lie in their buffers; each element of the result has one writer.
-                    unsafe { std::ptr::copy_nonoverlapping(src.add(from * size), dst.add(at * size), size) };
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            src.add(from * size),
+                            dst.add(at * size),
+                            size,
+                        )
+                    };
                 }
             }
         });

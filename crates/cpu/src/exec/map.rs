@@ -78,8 +78,7 @@ impl Kernel for Map {
         par::for_each(self.walk.tasks(), |t| {
             let mut frame = Frame::new(&self.code, cx);
             // SAFETY: blocks lie in the domain, and tasks have no element in common.
-            self.walk
-                .blocks(t, |b| unsafe { frame.run(&b, Arg::NONE) });
+            self.walk.blocks(t, |b| unsafe { frame.run(&b, Arg::NONE) });
         });
         Ok(())
     }

@@ -34,7 +34,13 @@ struct Factor {
 }
 
 impl Factor {
-    fn new(o: &MatOperand, batch: &Shape, rows: usize, cols: usize, cx: &Compile<'_>) -> Result<Factor> {
+    fn new(
+        o: &MatOperand,
+        batch: &Shape,
+        rows: usize,
+        cols: usize,
+        cx: &Compile<'_>,
+    ) -> Result<Factor> {
         let mut dims = batch.to_vec();
         dims.extend([rows, cols]);
         let domain = Shape::new(&dims);
@@ -77,7 +83,9 @@ impl Factor {
         let mut spare = vec![0f64; cols];
         for (i, row) in rows.enumerate() {
             let at = self.offsets[batch] + row as isize * self.rows;
-            let src = cx.ptr(self.buf).wrapping_offset(at * self.dtype.size() as isize);
+            let src = cx
+                .ptr(self.buf)
+                .wrapping_offset(at * self.dtype.size() as isize);
             let dst: *mut u8 = v[i * cols..].as_mut_ptr().cast();
             let tmp: *mut u8 = spare.as_mut_ptr().cast();
             // SAFETY: the access was checked when it was compiled; both arrays have room for a row.
@@ -134,7 +142,11 @@ impl Matmul {
 
     /// # Safety
     /// `T` is the accumulator's type.
-    unsafe fn plain<T: Copy + Default + Send + Sync>(&self, cx: &Cx<'_>, mac: impl Fn(T, T, T) -> T + Sync) {
+    unsafe fn plain<T: Copy + Default + Send + Sync>(
+        &self,
+        cx: &Cx<'_>,
+        mac: impl Fn(T, T, T) -> T + Sync,
+    ) {
         let _ = self.precision;
         for batch in 0..self.a.offsets.len() {
             // SAFETY: the caller's contract.
@@ -142,7 +154,10 @@ impl Matmul {
             par::for_each(par::pieces(self.m, 8), |t| {
                 let rows = par::piece(self.m, 8, t);
                 // SAFETY: the caller's contract.
-                let a = unsafe { self.a.matrix::<T>(cx, self.acc, batch, rows.clone(), self.k) };
+                let a = unsafe {
+                    self.a
+                        .matrix::<T>(cx, self.acc, batch, rows.clone(), self.k)
+                };
                 let mut out = vec![T::default(); rows.len() * self.n];
                 for i in 0..rows.len() {
                     let out = &mut out[i * self.n..][..self.n];
@@ -154,7 +169,18 @@ impl Matmul {
                     }
                 }
                 // SAFETY: values of the accumulator's type; no two tiles overlap.
-                unsafe { self.tile(cx, batch, rows.start, rows.len(), 0, self.n, out.as_ptr(), self.n) };
+                unsafe {
+                    self.tile(
+                        cx,
+                        batch,
+                        rows.start,
+                        rows.len(),
+                        0,
+                        self.n,
+                        out.as_ptr(),
+                        self.n,
+                    )
+                };
             });
         }
     }
@@ -163,7 +189,17 @@ impl Matmul {
     ///
     /// # Safety
     /// `data` has `rows` rows of `cols` values, `ld` apart, of the accumulator's type.
-    unsafe fn tile<T: Copy>(&self, cx: &Cx<'_>, batch: usize, row: usize, rows: usize, col: usize, cols: usize, data: *const T, ld: usize) {
+    unsafe fn tile<T: Copy>(
+        &self,
+        cx: &Cx<'_>,
+        batch: usize,
+        row: usize,
+        rows: usize,
+        col: usize,
+        cols: usize,
+        data: *const T,
+        ld: usize,
+    ) {
         let mut frame = Frame::new(&self.epilogue, cx);
         let mut scratch = Scratch::new(CHUNK * size_of::<T>());
         let buf = scratch.ptr().cast::<T>();
@@ -184,7 +220,11 @@ impl Matmul {
                         from
                     } else {
                         for i in 0..count {
-                            std::ptr::copy_nonoverlapping(from.add(i * ld), buf.add(i * width), width);
+                            std::ptr::copy_nonoverlapping(
+                                from.add(i * ld),
+                                buf.add(i * width),
+                                width,
+                            );
                         }
                         buf.cast_const()
                     };
@@ -202,7 +242,9 @@ impl Kernel for Matmul {
             match self.acc {
                 DType::F32 => self.plain::<f32>(cx, |x, y, s| s + x * y),
                 DType::F64 => self.plain::<f64>(cx, |x, y, s| s + x * y),
-                DType::I32 | DType::U32 => self.plain::<i32>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y))),
+                DType::I32 | DType::U32 => {
+                    self.plain::<i32>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y)))
+                }
                 DType::I64 => self.plain::<i64>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y))),
                 _ => self.plain::<u8>(cx, |x, y, s| s | x & y),
             }

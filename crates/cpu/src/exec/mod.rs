@@ -13,7 +13,5 @@ mod reduce;
 mod scan;
 mod scratch;
 mod view;
-#[cfg(test)]
-mod tests;
 
 pub(crate) use plan::{CpuPlan, native};

@@ -137,8 +137,9 @@ pub(crate) fn float(op: Unary, x: f64) -> f64 {
         Unary::GeluGrad => phi(x) + x * (-0.5 * x * x).exp() / (2.0 * PI).sqrt(),
         Unary::GeluTanh => 0.5 * x * (1.0 + (root * (x + 0.044715 * x * x * x)).tanh()),
         Unary::GeluTanhGrad => {
-            let t = (root * (x + 0.044715 * x * x * x)).tanh();
-            0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * root * (1.0 + 3.0 * 0.044715 * x * x)
+            let u = 2.0 * root * (x + 0.044715 * x * x * x);
+            let s = sigmoid(u);
+            s + x * s * sigmoid(-u) * 2.0 * root * (1.0 + 3.0 * 0.044715 * x * x)
         }
         Unary::Softplus if x > 0.0 => x + (-x).exp().ln_1p(),
         Unary::Softplus => x.exp().ln_1p(),
@@ -241,9 +242,15 @@ pub(crate) unsafe fn binary(op: Binary, ty: DType, a: Arg, b: Arg, dst: *mut u8,
                 Mul => map2(a, b, dst, n, <$t>::wrapping_mul),
                 Max => map2(a, b, dst, n, |x: $t, y: $t| x.max(y)),
                 Min => map2(a, b, dst, n, |x: $t, y: $t| x.min(y)),
-                Div => map2(a, b, dst, n, |x: $t, y: $t| {
-                    if y == 0 { 0 } else { x.wrapping_div(y) }
-                }),
+                Div => map2(
+                    a,
+                    b,
+                    dst,
+                    n,
+                    |x: $t, y: $t| {
+                        if y == 0 { 0 } else { x.wrapping_div(y) }
+                    },
+                ),
                 #[allow(unused_comparisons)]
                 Rem => map2(a, b, dst, n, |x: $t, y: $t| {
                     if y == 0 {
@@ -289,13 +296,34 @@ pub(crate) unsafe fn select(ty: DType, c: Arg, a: Arg, b: Arg, dst: *mut u8, n: 
     // SAFETY: the caller's contract.
     unsafe {
         match ty.size() {
-            1 => map3(c, a, b, dst, n, |c: u8, a: u8, b: u8| if c != 0 { a } else { b }),
-            4 => map3(c, a, b, dst, n, |c: u8, a: u32, b: u32| {
-                if c != 0 { a } else { b }
-            }),
-            _ => map3(c, a, b, dst, n, |c: u8, a: u64, b: u64| {
-                if c != 0 { a } else { b }
-            }),
+            1 => map3(
+                c,
+                a,
+                b,
+                dst,
+                n,
+                |c: u8, a: u8, b: u8| if c != 0 { a } else { b },
+            ),
+            4 => map3(
+                c,
+                a,
+                b,
+                dst,
+                n,
+                |c: u8, a: u32, b: u32| {
+                    if c != 0 { a } else { b }
+                },
+            ),
+            _ => map3(
+                c,
+                a,
+                b,
+                dst,
+                n,
+                |c: u8, a: u64, b: u64| {
+                    if c != 0 { a } else { b }
+                },
+            ),
         }
     }
 }
@@ -361,14 +389,7 @@ pub(crate) unsafe fn convert(from: DType, to: DType, a: Arg, dst: *mut u8, n: us
 ///
 /// # Safety
 /// As [`map1`].
-pub(crate) unsafe fn round(
-    from: DType,
-    to: DType,
-    mode: CastMode,
-    a: Arg,
-    dst: *mut u8,
-    n: usize,
-) {
+pub(crate) unsafe fn round(from: DType, to: DType, mode: CastMode, a: Arg, dst: *mut u8, n: usize) {
     let max = to.max_finite();
     let saturating = mode == CastMode::Saturating && to.size() <= 2;
     let r32 = |v: f32| match saturating {
@@ -387,6 +408,7 @@ pub(crate) unsafe fn round(
             (DType::F64, DType::F64) => map1(a, dst, n, |v: f64| v),
             (DType::F64, _) => map1(a, dst, n, |v: f64| r64(v) as f32),
             (DType::F32, _) => map1(a, dst, n, r32),
+            (DType::I64, _) if to.is_float() => map1(a, dst, n, |v: i64| r64(odd(v)) as f32),
             _ => match from.size() {
                 1 => map1(a, dst, n, |v: u8| v),
                 4 => map1(a, dst, n, |v: u32| v),
@@ -394,6 +416,15 @@ pub(crate) unsafe fn round(
             },
         }
     }
+}
+
+/// An integer as f64, rounded to odd, so that one more rounding gives the nearest value.
+fn odd(v: i64) -> f64 {
+    let x = v.unsigned_abs();
+    let drop = 11u32.saturating_sub(x.leading_zeros());
+    let lost = x & ((1 << drop) - 1) != 0;
+    let kept = (x >> drop | lost as u64) << drop;
+    if v < 0 { -(kept as f64) } else { kept as f64 }
 }
 
 /// A number in a register.
@@ -419,7 +450,10 @@ pub(crate) fn philox(mut c: [u32; 4], mut k: [u32; 2]) -> [u32; 4] {
             (p >> 32) as u32 ^ c[3] ^ k[1],
             p as u32,
         ];
-        k = [k[0].wrapping_add(0x9E37_79B9), k[1].wrapping_add(0xBB67_AE85)];
+        k = [
+            k[0].wrapping_add(0x9E37_79B9),
+            k[1].wrapping_add(0xBB67_AE85),
+        ];
     }
     c
 }

@@ -11,9 +11,7 @@ use crate::alloc::Block;
 use crate::backend::Shared;
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::plan::{self, Meta, Place, Plan};
-use bimetal_tensor::{
-    Bindings, Buffer, Error, ErrorKind, ExecError, Executable, Result,
-};
+use bimetal_tensor::{Bindings, Buffer, Error, ErrorKind, ExecError, Executable, Result};
 use std::sync::Arc;
 
 /// Below this much work a plan runs on the calling thread: waking a pool would take longer.
@@ -51,7 +49,10 @@ impl CpuPlan {
     /// The error of step `step`, before or after state was written.
     fn error(&self, step: usize, kind: ErrorKind) -> ExecError {
         // Kernels check before they write, except a user's.
-        let custom = matches!(self.plan.steps.get(step).map(|s| &s.kernel), Some(plan::Kernel::Custom { .. }));
+        let custom = matches!(
+            self.plan.steps.get(step).map(|s| &s.kernel),
+            Some(plan::Kernel::Custom { .. })
+        );
         ExecError {
             step,
             kind,
@@ -117,7 +118,9 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             op,
             acc,
             epilogue,
-        } => Box::new(Reduce::new(domain, *kept, prologue, *op, *acc, epilogue, cx)?),
+        } => Box::new(Reduce::new(
+            domain, *kept, prologue, *op, *acc, epilogue, cx,
+        )?),
         K::ArgReduce {
             domain,
             input,
@@ -135,7 +138,14 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             acc,
             epilogue,
         } => Box::new(Matmul::new(
-            batch, [*m, *n, *k], a, b, *precision, *acc, epilogue, cx,
+            batch,
+            [*m, *n, *k],
+            a,
+            b,
+            *precision,
+            *acc,
+            epilogue,
+            cx,
         )?),
         K::Conv2d {
             conv,
@@ -144,14 +154,29 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             weight_compute,
             shape,
             epilogue,
-        } => Box::new(Conv::forward(conv, input, weight, *weight_compute, shape, epilogue, cx)?),
+        } => Box::new(Conv::forward(
+            conv,
+            input,
+            weight,
+            *weight_compute,
+            shape,
+            epilogue,
+            cx,
+        )?),
         K::Conv2dGradInput {
             conv,
             weight,
             weight_compute,
             grad,
             output,
-        } => Box::new(Conv::grad_input(conv, weight, *weight_compute, grad, output, cx)?),
+        } => Box::new(Conv::grad_input(
+            conv,
+            weight,
+            *weight_compute,
+            grad,
+            output,
+            cx,
+        )?),
         K::Conv2dGradWeight {
             conv,
             input,
@@ -163,7 +188,13 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             input,
             values,
             indices,
-        } => Box::new(Pool::max(pool, input, values.as_ref(), indices.as_ref(), cx)?),
+        } => Box::new(Pool::max(
+            pool,
+            input,
+            values.as_ref(),
+            indices.as_ref(),
+            cx,
+        )?),
         K::MaxPool2dGrad {
             pool,
             indices,
@@ -175,7 +206,9 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             input,
             output,
         } => Box::new(Pool::avg(pool, input, output, cx)?),
-        K::AvgPool2dGrad { pool, grad, output } => Box::new(Pool::avg_grad(pool, grad, output, cx)?),
+        K::AvgPool2dGrad { pool, grad, output } => {
+            Box::new(Pool::avg_grad(pool, grad, output, cx)?)
+        }
         K::Take {
             outer,
             inner,
@@ -183,7 +216,14 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             input,
             index,
             output,
-        } => Box::new(Index::take(false, [*outer, *size, *inner], index, input, output, cx)?),
+        } => Box::new(Index::take(
+            false,
+            [*outer, *size, *inner],
+            index,
+            input,
+            output,
+            cx,
+        )?),
         K::TakeGrad {
             outer,
             inner,
@@ -191,7 +231,14 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             index,
             update,
             output,
-        } => Box::new(Index::take(true, [*outer, *size, *inner], index, update, output, cx)?),
+        } => Box::new(Index::take(
+            true,
+            [*outer, *size, *inner],
+            index,
+            update,
+            output,
+            cx,
+        )?),
         K::GatherAlong {
             axis,
             input,
@@ -211,13 +258,25 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             reverse,
             input,
             output,
-        } => Box::new(CumSum::new([*outer, *size, *inner], *reverse, input, output, cx)?),
+        } => Box::new(CumSum::new(
+            [*outer, *size, *inner],
+            *reverse,
+            input,
+            output,
+            cx,
+        )?),
         K::Sort {
             descending,
             input,
             values,
             indices,
-        } => Box::new(Sort::new(*descending, input, values.as_ref(), indices.as_ref(), cx)?),
+        } => Box::new(Sort::new(
+            *descending,
+            input,
+            values.as_ref(),
+            indices.as_ref(),
+            cx,
+        )?),
         K::Zero { output } => Box::new(Zero::new(*output, cx)?),
         K::AllReduce { .. } => Box::new(AllReduce),
         K::Custom {
@@ -259,4 +318,3 @@ impl Executable for CpuPlan {
         result
     }
 }
-

@@ -109,7 +109,7 @@ impl Sort {
         let values = values.map(|d| cx.dense(d)).transpose()?;
         let indices = indices.map(|d| cx.dense(d)).transpose()?;
         let len = input.shape.last().copied().unwrap_or(1);
-        let rows = if len == 0 { 0 } else { input.numel / len };
+        let rows = input.numel.checked_div(len).unwrap_or(0);
         let mut wanted = None;
         for d in [&values, &indices].into_iter().flatten() {
             let k = d.shape.last().copied().unwrap_or(1);

@@ -1,6 +1,6 @@
 //! The index of an extreme element.
-use crate::exec::convert;
 use crate::exec::code::CHUNK;
+use crate::exec::convert;
 use crate::exec::cx::{Compile, Cx, Kernel};
 use crate::exec::scratch::Scratch;
 use crate::exec::view::{Block, View};
@@ -8,6 +8,7 @@ use crate::par;
 use bimetal_tensor::graph::ArgOp;
 use bimetal_tensor::plan::{Access, BufId, register};
 use bimetal_tensor::{DType, ErrorKind, Result, Shape};
+use std::cmp::Ordering;
 
 /// The first extreme element along the last axis; NaN is more extreme than any number.
 pub(crate) struct ArgReduce {
@@ -58,8 +59,13 @@ impl ArgReduce {
                 let x = unsafe { *v.ptr.cast::<T>().add(if v.splat { 0 } else { i }) };
                 let better = match (best, self.op) {
                     (None, _) => true,
-                    (Some(b), ArgOp::Max) => !(x <= b) && b == b,
-                    (Some(b), ArgOp::Min) => !(x >= b) && b == b,
+                    (Some(b), op) => match x.partial_cmp(&b) {
+                        Some(Ordering::Greater) => op == ArgOp::Max,
+                        Some(Ordering::Less) => op == ArgOp::Min,
+                        Some(Ordering::Equal) => false,
+                        // One is NaN: the first of them wins.
+                        None => b.partial_cmp(&b).is_some(),
+                    },
                 };
                 if better {
                     best = Some(x);

@@ -1,6 +1,7 @@
-//! Reductions whose kept axes are the contiguous ones in memory: rows of kept elements are added up.
-use super::fold::{self, Fold};
-use super::{Reduce, Shared};
+//! Reductions whose kept axes are the contiguous ones in memory: rows of kept elements are added up, each element in the same order
+//! as if its row were reduced alone, so that the choice never shows in the bits.
+use super::fold::{self, Fold, LANES};
+use super::{Reduce, Shared, TASK};
 use crate::exec::code::{CHUNK, Frame};
 use crate::exec::cx::Cx;
 use crate::exec::view::{Arg, Block};
@@ -8,10 +9,8 @@ use crate::par;
 use bimetal_tensor::Shape;
 use bimetal_tensor::plan::{Fused, Instr};
 
-/// Rows added one after the other; their sums combine as a tree.
-const ROWS: usize = 128;
-/// Elements of a task, about.
-const TASK: usize = 32 * 1024;
+/// Columns of a strip: with all lanes they stay in the L1 cache.
+const WIDTH: usize = 256;
 
 /// The domain as `[outer, reduced, inner]`.
 pub(super) struct Columns {
@@ -56,28 +55,30 @@ impl Columns {
 impl Reduce {
     pub(super) fn run_columns<T: Fold>(&self, c: &Columns, cx: &Cx<'_>) {
         let (len, inner) = (self.len, c.inner);
-        let width = match inner <= CHUNK {
+        let width = match inner <= WIDTH {
             true => inner,
-            false => inner.div_ceil(inner.div_ceil(CHUNK)).next_multiple_of(16).min(CHUNK),
+            false => inner
+                .div_ceil(inner.div_ceil(WIDTH))
+                .next_multiple_of(16)
+                .min(WIDTH),
         };
-        let (parts, strips) = (par::pieces(len, ROWS), par::pieces(inner, width));
-        // Parts of one strip that a task adds up, each on its own.
-        let together = (TASK / (ROWS * width)).clamp(1, parts.max(1));
-        let groups = par::pieces(parts, together);
+        let (parts, strips) = (par::pieces(len, CHUNK), par::pieces(inner, width));
         // `[part, kept]`
         let mut sums = vec![T::identity(self.op); parts.max(1) * self.kept];
         let out = Shared(sums.as_mut_ptr());
-        par::for_each(c.outer * groups * strips, |t| {
+        // Short reductions: several outer rows a task.
+        let units = c.outer * parts;
+        let together = (TASK / (len.min(CHUNK) * width).max(1)).clamp(1, units.max(1));
+        par::for_each(par::pieces(units, together) * strips, |t| {
             let (strip, t) = (t % strips, t / strips);
-            let (group, outer) = (t % groups, t / groups);
             let cols = par::piece(inner, width, strip);
             let mut frame = Frame::new(&self.prologue, cx);
             let mut spare = Vec::new();
-            for part in par::piece(parts, together, group) {
-                let at = part * self.kept + outer * inner + cols.start;
-                // SAFETY: each task has its own strip of its own parts.
-                let acc = unsafe { std::slice::from_raw_parts_mut(out.at(at), cols.len()) };
-                let rows = par::piece(len, ROWS, part);
+            let mut lanes = vec![T::ZERO; LANES.min(len) * cols.len()];
+            for unit in par::piece(units, together, t) {
+                let (part, outer) = (unit % parts, unit / parts);
+                lanes.fill(T::identity(self.op));
+                let rows = par::piece(len, CHUNK, part);
                 let many = CHUNK / cols.len();
                 for row in rows.clone().step_by(many) {
                     let count = many.min(rows.end - row);
@@ -88,8 +89,13 @@ impl Reduce {
                         let v = frame.value(&b, Arg::NONE, 0);
                         fold::values::<T>(v, b.len(), &mut spare)
                     };
-                    fold::rows(self.op, acc, v);
+                    fold::lane_rows(self.op, &mut lanes, cols.len(), row - rows.start, v);
                 }
+                fold::lane_tree(self.op, &mut lanes, cols.len());
+                let at = part * self.kept + outer * inner + cols.start;
+                // SAFETY: each task has its own strip of its own parts.
+                let sum = unsafe { std::slice::from_raw_parts_mut(out.at(at), cols.len()) };
+                sum.copy_from_slice(&lanes[..cols.len()]);
             }
         });
         let out = Shared(sums.as_mut_ptr());

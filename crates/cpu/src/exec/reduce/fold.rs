@@ -4,7 +4,7 @@ use bimetal_tensor::DType;
 use bimetal_tensor::graph::ReduceOp;
 
 /// Independent partial results of a run: enough for the widest vector register.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 
 /// An accumulator's type.
 pub(crate) trait Fold: Copy + Send + Sync + 'static {
@@ -206,19 +206,47 @@ pub(crate) fn run<T: Fold>(op: ReduceOp, v: &[T]) -> T {
 
 /// `acc[c] = op(acc[c], v[r][c])` for every row `r` in order.
 pub(crate) fn rows<T: Fold>(op: ReduceOp, acc: &mut [T], v: &[T]) {
+    lane_rows(op, acc, acc.len(), 0, v);
+}
+
+/// Rows of `width` values into `lanes`, row number `first + r` into lane `(first + r) % LANES`: column by column what [`run`]
+/// does with its values.
+pub(crate) fn lane_rows<T: Fold>(
+    op: ReduceOp,
+    lanes: &mut [T],
+    width: usize,
+    first: usize,
+    v: &[T],
+) {
     #[inline(always)]
-    fn go<T: Fold>(acc: &mut [T], v: &[T], f: impl Fn(T, T) -> T) {
-        for row in v.chunks_exact(acc.len()) {
-            for (a, x) in acc.iter_mut().zip(row) {
+    fn go<T: Fold>(lanes: &mut [T], width: usize, first: usize, v: &[T], f: impl Fn(T, T) -> T) {
+        let count = lanes.len() / width;
+        let mut lane = first % count;
+        for row in v.chunks_exact(width) {
+            for (a, x) in lanes[lane * width..].iter_mut().zip(row) {
                 *a = f(*a, *x);
             }
+            lane = if lane + 1 == count { 0 } else { lane + 1 };
         }
     }
     match op {
-        ReduceOp::Sum | ReduceOp::Mean => go(acc, v, T::sum),
-        ReduceOp::Prod => go(acc, v, T::product),
-        ReduceOp::Max => go(acc, v, T::largest),
-        ReduceOp::Min => go(acc, v, T::smallest),
+        ReduceOp::Sum | ReduceOp::Mean => go(lanes, width, first, v, T::sum),
+        ReduceOp::Prod => go(lanes, width, first, v, T::product),
+        ReduceOp::Max => go(lanes, width, first, v, T::largest),
+        ReduceOp::Min => go(lanes, width, first, v, T::smallest),
+    }
+}
+
+/// Combines the lanes into the first, as [`run`] does.
+pub(crate) fn lane_tree<T: Fold>(op: ReduceOp, lanes: &mut [T], width: usize) {
+    let count = lanes.len() / width.max(1);
+    let mut s = LANES / 2;
+    while s > 0 {
+        for i in 0..s.min(count.saturating_sub(s)) {
+            let (a, b) = lanes.split_at_mut((i + s) * width);
+            rows(op, &mut a[i * width..][..width], &b[..width]);
+        }
+        s /= 2;
     }
 }
 

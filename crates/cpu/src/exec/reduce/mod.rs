@@ -206,7 +206,11 @@ fn with_acc_type(fused: &mut Fused, acc: DType) {
     let from = instr.dtype(&fused.inputs);
     if from != acc && register(acc) == acc {
         fused.program.outputs[0] = fused.program.instrs.len() as u16;
-        fused.program.instrs.push(Instr::Convert { a: r, from, to: acc });
+        fused.program.instrs.push(Instr::Convert {
+            a: r,
+            from,
+            to: acc,
+        });
     }
 }
 

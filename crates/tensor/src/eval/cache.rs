@@ -12,10 +12,13 @@ pub(crate) struct Compiled {
     pub output_of: Vec<u32>,
 }
 
+/// A key, its plan, and when it was last used.
+type Entry = (Arc<Flat>, Arc<Compiled>, u64);
+
 /// Plans of one device: a hit compares the whole key. The least recently used one leaves when the cache is full.
 #[derive(Default)]
 pub(crate) struct Cache {
-    entries: HashMap<u64, Vec<(Arc<Flat>, Arc<Compiled>, u64)>>,
+    entries: HashMap<u64, Vec<Entry>>,
     structures: HashMap<u64, u32>,
     count: usize,
     clock: u64,

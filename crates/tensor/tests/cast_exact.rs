@@ -186,12 +186,16 @@ fn f32_rounds_once() {
                 assert!(same(out, expected), "{input:e} to {to} gave {out:e}");
             }
         }
-        let mut slice = inputs.clone();
-        round_f32_slice(&mut slice, to);
-        for (&input, out) in inputs.iter().zip(slice) {
-            let expected = reference.round_f64(input as f64, CastMode::Nonsaturating);
-            assert!(same(out as f64, expected), "{input:e} to {to}");
-            assert_eq!(round_f32(input, to).to_bits(), out.to_bits());
+        for mode in MODES {
+            let mut slice = inputs.clone();
+            round_f32_slice(&mut slice, to, mode);
+            for (&input, out) in inputs.iter().zip(slice) {
+                let expected = reference.round_f64(input as f64, mode);
+                assert!(same(out as f64, expected), "{input:e} to {to}");
+                if mode == CastMode::Nonsaturating {
+                    assert_eq!(round_f32(input, to).to_bits(), out.to_bits());
+                }
+            }
         }
     }
 }

@@ -21,6 +21,9 @@ pub trait Element:
     fn to_f64(self) -> f64;
 
     /// The nearest value, by the rules of [`cast_slice`](super::cast_slice) without saturation.
+    ///
+    /// On the two `half` types plain `f16::from_f64` is that crate's own function, which may round
+    /// twice; write `<f16 as Element>::from_f64`.
     fn from_f64(value: f64) -> Self;
 
     /// The bytes of `values` in native order; a `bool` is one byte, 0 or 1.

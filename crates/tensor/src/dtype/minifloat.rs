@@ -63,6 +63,13 @@ minifloat!(f16, u16, mantissa 10, bias 15, max 0x7bff, overflow 0x7c00, nan 0x7e
 minifloat!(bf16, u16, mantissa 7, bias 127, max 0x7f7f, overflow 0x7f80, nan 0x7fc0, payload 0x7f);
 
 const F32_INFINITY: u32 = 0x7f80_0000;
+const F32_NAN: u32 = 0x7fc0_0000;
+
+/// Whether the exponent range is not that of f32. With the range of f32 (bfloat16) subnormals round
+/// like normals, and what is too large carries into the infinity by itself.
+const fn has_own_exponents<F: MiniFloat>() -> bool {
+    F::BIAS != 127
+}
 
 /// Mantissa bits of f32 that the format lacks.
 const fn dropped<F: MiniFloat>() -> u32 {
@@ -80,12 +87,25 @@ const fn subnormal_magic<F: MiniFloat>() -> u32 {
     smallest_normal::<F>() + (dropped::<F>() << 23)
 }
 
-/// The magnitude `bits` (f32, not NaN) rounded to the mantissa of the format, exponent unbounded.
+/// The f32 magnitude `bits` rounded to the mantissa of the format, exponent unbounded; of a NaN,
+/// nothing of use.
 #[inline(always)]
 const fn round_mantissa<F: MiniFloat>(bits: u32) -> u32 {
     let drop = dropped::<F>();
     let even = (bits >> drop) & 1;
     (bits + ((1 << (drop - 1)) - 1) + even) & !((1 << drop) - 1)
+}
+
+/// `if condition { a } else { b }` in one line.
+#[inline(always)]
+const fn select(condition: bool, a: u32, b: u32) -> u32 {
+    if condition { a } else { b }
+}
+
+/// `a > b` for magnitudes. Signed, because vector units without AVX-512 compare only so.
+#[inline(always)]
+const fn above(a: u32, b: u32) -> bool {
+    a as i32 > b as i32
 }
 
 /// f32 bits of the largest finite value of the format.
@@ -103,93 +123,65 @@ pub(super) fn encode<F: MiniFloat, const SATURATE: bool>(value: f32) -> F {
     let magnitude = bits & 0x7fff_ffff;
     let sign = (bits >> 31) << F::SIGN;
 
-    // Saturated before the rebias, so that NaN and huge values cannot wrap around.
-    let rounded = round_mantissa::<F>(magnitude.min(F32_INFINITY));
+    let rounded = round_mantissa::<F>(magnitude);
     let normal = rounded.wrapping_sub((127 - F::BIAS) << 23) >> dropped::<F>();
-    let mut out = if F::BIAS == 127 {
-        normal // same exponents as f32: its subnormals round like its normals
-    } else {
+    let mut out = normal;
+    if has_own_exponents::<F>() {
         let magic = subnormal_magic::<F>();
         let units = (f32::from_bits(magnitude) + f32::from_bits(magic)).to_bits();
-        if magnitude < smallest_normal::<F>() {
-            units.wrapping_sub(magic)
-        } else {
-            normal
-        }
-    };
-    let overflow = if SATURATE { F::MAX } else { F::OVERFLOW };
-    out = if rounded > max_as_f32::<F>() {
-        overflow
-    } else {
-        out
-    };
+        let subnormal = units.wrapping_sub(magic);
+        out = select(above(smallest_normal::<F>(), magnitude), subnormal, out);
+    }
+    if SATURATE || has_own_exponents::<F>() {
+        let overflow = if SATURATE { F::MAX } else { F::OVERFLOW };
+        out = select(above(rounded, max_as_f32::<F>()), overflow, out);
+    }
     let nan = F::NAN | ((magnitude >> dropped::<F>()) & F::NAN_PAYLOAD);
-    out = if magnitude > F32_INFINITY { nan } else { out };
+    out = select(above(magnitude, F32_INFINITY), nan, out);
     F::from_raw(sign | out)
 }
 
-/// [`encode`] followed by [`decode`], without leaving f32.
+/// [`encode`] followed by [`decode`], without leaving f32; NaN keeps its payload.
 #[inline(always)]
 pub(super) fn round<F: MiniFloat, const SATURATE: bool>(value: f32) -> f32 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7fff_ffff;
     let sign = bits & 0x8000_0000;
 
-    let mut out = round_mantissa::<F>(magnitude.min(F32_INFINITY));
-    if F::BIAS != 127 {
+    let mut out = round_mantissa::<F>(magnitude);
+    if has_own_exponents::<F>() {
         let magic = f32::from_bits(subnormal_magic::<F>());
-        let units = ((f32::from_bits(magnitude) + magic) - magic).to_bits();
-        out = if magnitude < smallest_normal::<F>() {
-            units
-        } else {
-            out
-        };
+        let subnormal = ((f32::from_bits(magnitude) + magic) - magic).to_bits();
+        out = select(above(smallest_normal::<F>(), magnitude), subnormal, out);
     }
-    let overflow = match (SATURATE, F::OVERFLOW == F::NAN) {
-        (true, _) => max_as_f32::<F>(),
-        (false, true) => F32_INFINITY | 0x40_0000,
-        (false, false) => F32_INFINITY,
-    };
-    out = if out > max_as_f32::<F>() {
-        overflow
-    } else {
-        out
-    };
-    out = if magnitude > F32_INFINITY {
-        magnitude | 0x40_0000
-    } else {
-        out
-    };
+    if SATURATE || has_own_exponents::<F>() {
+        let max = max_as_f32::<F>();
+        let infinity = select(F::OVERFLOW == F::NAN, F32_NAN, F32_INFINITY);
+        let overflow = if SATURATE { max } else { infinity };
+        out = select(above(out, max), overflow, out);
+    }
+    let nan = magnitude | F32_NAN;
+    out = select(above(magnitude, F32_INFINITY), nan, out);
     f32::from_bits(sign | out)
 }
 
-/// The exact value of magnitude and sign bits `raw` of the format.
+/// The exact value of the bits `raw` of the format.
 pub(super) const fn decode_raw<F: MiniFloat>(raw: u32) -> f32 {
     let magnitude = raw & ((1 << F::SIGN) - 1);
     let sign = (raw >> F::SIGN) << 31;
-    if F::BIAS == 127 {
+    if !has_own_exponents::<F>() {
         return f32::from_bits(sign | (magnitude << dropped::<F>()));
     }
     let normal = (magnitude << dropped::<F>()) + ((127 - F::BIAS) << 23);
     // Counted in units of the smallest subnormal, so that no f32 subnormal takes part.
     let unit = f32::from_bits(smallest_normal::<F>() - (F::MANTISSA << 23));
     let subnormal = (magnitude as f32 * unit).to_bits();
-    let mut out = if magnitude < (1 << F::MANTISSA) {
-        subnormal
-    } else {
-        normal
-    };
-    if magnitude > F::MAX {
-        let quiet = if magnitude > F::OVERFLOW || F::OVERFLOW == F::NAN {
-            0x40_0000
-        } else {
-            0
-        };
-        out = normal | F32_INFINITY | quiet;
-        if F::NAN_PAYLOAD == 0 {
-            out = F32_INFINITY | quiet;
-        }
-    }
+    let mut out = select(magnitude < 1 << F::MANTISSA, subnormal, normal);
+
+    let is_nan = magnitude > F::OVERFLOW || F::OVERFLOW == F::NAN;
+    let payload = (magnitude & F::NAN_PAYLOAD) << dropped::<F>();
+    let special = select(is_nan, F32_NAN | payload, F32_INFINITY);
+    out = select(magnitude > F::MAX, special, out);
     f32::from_bits(sign | out)
 }
 

@@ -1,7 +1,7 @@
 //! Rounding to the values of an element type without leaving f64 or f32.
 
-use super::minifloat::{f64_to_f32_odd, round};
-use super::{DType, F8E4M3, F8E5M2};
+use super::minifloat::{MiniFloat, f64_to_f32_odd, round};
+use super::{CastMode, DType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// The value that a non-saturating cast of `value` to `to` gives, as f64.
@@ -43,22 +43,22 @@ pub fn round_f32(value: f32, to: DType) -> f32 {
     }
 }
 
-/// Applies [`round_f32`] to every value in place.
-pub fn round_f32_slice(values: &mut [f32], to: DType) {
-    // A loop per type: the choice of type outside it, so that it vectorises.
+/// Replaces every value by what a cast to `to` in this mode gives, as f32: [`round_f32`] in bulk.
+pub fn round_f32_slice(values: &mut [f32], to: DType, mode: CastMode) {
+    // The choice of type and mode stands outside the loops, so that they vectorise.
     match to {
         DType::F32 | DType::F64 => {}
-        DType::F16 => each(values, round::<f16, false>),
-        DType::BF16 => each(values, round::<bf16, false>),
-        DType::F8E4M3 => each(values, round::<F8E4M3, false>),
-        DType::F8E5M2 => each(values, round::<F8E5M2, false>),
-        _ => each(values, |v| round_f32(v, to)),
+        DType::F16 => each::<f16>(values, mode),
+        DType::BF16 => each::<bf16>(values, mode),
+        DType::F8E4M3 => each::<F8E4M3>(values, mode),
+        DType::F8E5M2 => each::<F8E5M2>(values, mode),
+        _ => values.iter_mut().for_each(|v| *v = round_f32(*v, to)),
     }
 }
 
-#[inline(always)]
-fn each(values: &mut [f32], f: impl Fn(f32) -> f32) {
-    for value in values {
-        *value = f(*value);
+fn each<F: MiniFloat>(values: &mut [f32], mode: CastMode) {
+    match mode {
+        CastMode::Nonsaturating => values.iter_mut().for_each(|v| *v = round::<F, false>(*v)),
+        CastMode::Saturating => values.iter_mut().for_each(|v| *v = round::<F, true>(*v)),
     }
 }

@@ -1,7 +1,5 @@
+# requires: numpy==2.4.6 ml_dtypes==0.6.0
 """Writes casts.txt: what NumPy and ml_dtypes make of casts, for bimetal-tensor's tests.
-
-    python3 -m venv venv && venv/bin/pip install numpy ml_dtypes
-    venv/bin/python tests/golden/make_casts.py
 
 Lines of the file:
 
@@ -12,6 +10,7 @@ Lines of the file:
 The test generates the same sets. NaNs are compared with their sign but without their payload.
 """
 
+import argparse
 import pathlib
 import warnings
 
@@ -143,6 +142,7 @@ def lines():
 
 
 if __name__ == "__main__":
-    out = pathlib.Path(__file__).with_name("casts.txt")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
     header = f"# make_casts.py, numpy {np.__version__}, ml_dtypes {ml_dtypes.__version__}"
-    out.write_text("\n".join([header, *lines()]) + "\n")
+    (parser.parse_args().out / "casts.txt").write_text("\n".join([header, *lines()]) + "\n")

@@ -606,9 +606,9 @@ pub fn all() -> Vec<Maker> {
         let mut c = case(
             "attention",
             vec![
-                float(&[b, h, tq, d], -2.0, 2.0),
-                float(&[b, h, tk, d], -2.0, 2.0),
-                float(&[b, h, tk, d], -2.0, 2.0),
+                float(&[b, tq, h, d], -2.0, 2.0),
+                float(&[b, tk, h, d], -2.0, 2.0),
+                float(&[b, tk, h, d], -2.0, 2.0),
                 Input::Bool { shape: vec![b, tk] },
             ],
             move |x| vec![x[0].attention(&x[1], &x[2], masked.then_some(&x[3]), None, spec)],

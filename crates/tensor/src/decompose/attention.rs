@@ -4,6 +4,11 @@ use crate::graph::{AttentionSpec, Distribution, MatmulPrecision};
 use crate::ops::shape_of;
 use crate::{DType, Result, Tensor};
 
+/// `[b, t, h, d]` to `[b, h, t, d]` and back.
+fn swap(t: &Tensor) -> Tensor {
+    t.transpose(1, 2)
+}
+
 /// Scores `[b, h, tq, tk]`, minus infinity where a query does not see a key.
 fn scores(spec: &AttentionSpec, q: &Tensor, k: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let [b, _, tq, _] = q.dims()?;
@@ -59,14 +64,14 @@ fn extras<'a>(
 }
 
 pub(super) fn attention(spec: &AttentionSpec, x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let (q, k, v) = (&x[0], &x[1], &x[2]);
+    let (q, k, v) = (&swap(&x[0]), &swap(&x[1]), &swap(&x[2]));
     let (mask, step) = extras(spec, x, 3);
     let w = wide(q.dtype());
     let ([b, h, tq, d], [_, _, tk, _]) = (q.dims()?, k.dims()?);
     if tk == 0 {
         let device = device(q)?;
         return Ok(vec![
-            Tensor::zeros(&[b, h, tq, d], w, device),
+            Tensor::zeros(&[b, tq, h, d], w, device),
             Tensor::full(&[b, h, tq], f64::NEG_INFINITY, w, device),
         ]);
     }
@@ -89,13 +94,14 @@ pub(super) fn attention(spec: &AttentionSpec, x: &[Tensor]) -> Result<Vec<Tensor
     if let Some(factor) = dropped(spec, &p, step)? {
         p = p * factor;
     }
-    Ok(vec![p.matmul(&v.cast(w)), lse])
+    Ok(vec![swap(&p.matmul(&v.cast(w))), lse])
 }
 
 pub(super) fn attention_grad(spec: &AttentionSpec, x: &[Tensor]) -> Result<Vec<Tensor>> {
     let [q, k, v, _, lse, dy, ..] = x else {
         return Ok(Vec::new());
     };
+    let (q, k, v, dy) = (&swap(q), &swap(k), &swap(v), &swap(dy));
     let (mask, step) = extras(spec, x, 6);
     let w: DType = wide(q.dtype());
     let ([_, _, tq, _], [_, _, tk, _]) = (q.dims()?, k.dims()?);
@@ -114,5 +120,9 @@ pub(super) fn attention_grad(spec: &AttentionSpec, x: &[Tensor]) -> Result<Vec<T
     let dp = drop(&dy.matmul(&v.t()));
     let dot = (&p * &dp).sum(&[-1], true);
     let ds = p * (dp - dot) * spec.scale.0;
-    Ok(vec![ds.matmul(&k), ds.t().matmul(&q), dv])
+    Ok(vec![
+        swap(&ds.matmul(&k)),
+        swap(&ds.t().matmul(&q)),
+        swap(&dv),
+    ])
 }

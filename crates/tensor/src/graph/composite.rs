@@ -92,7 +92,7 @@ pub enum Composite {
         /// As in `CrossEntropy`.
         label_smoothing: Attr,
     },
-    /// Attention: q `[b, h, tq, d]`, k, v `[b, h, tk, d]`, key mask?, step? gives y and log-sum-exp `[b, h, tq]` f32.
+    /// Attention: q `[b, tq, h, d]`, k, v `[b, tk, h, d]`, key mask?, step? gives y (as q) and log-sum-exp `[b, h, tq]` f32.
     /// A row without any visible key gives 0.
     Attention(AttentionSpec),
     /// Gradient: q, k, v, y, lse, dy, key mask?, step? gives dq, dk, dv.

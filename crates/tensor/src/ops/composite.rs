@@ -102,23 +102,32 @@ pub(crate) fn infer_composite(c: &Composite, x: &[Meta]) -> Result<Vec<Meta>> {
             arity(3 + spec.key_mask as usize + spec.dropout.is_some() as usize)?;
             let ok = x[..3].iter().all(|m| m.shape.rank() == 4)
                 && x[1].shape == x[2].shape
-                && x[0].shape[..2] == x[1].shape[..2]
-                && x[0].shape[3] == x[1].shape[3];
+                && x[0].shape[0] == x[1].shape[0]
+                && x[0].shape[2..] == x[1].shape[2..];
             if !ok {
-                return bad("expected q [b, h, tq, d] and k, v [b, h, tk, d]");
+                return bad("expected q [b, tq, h, d] and k, v [b, tk, h, d]");
             }
             if x[1].dtype != x[0].dtype || x[2].dtype != x[0].dtype {
                 return bad_type("q, k and v must have one dtype");
             }
             if spec.key_mask {
-                if x[3].shape[..] != [x[1].shape[0], x[1].shape[2]] {
+                if x[3].shape[..] != [x[1].shape[0], x[1].shape[1]] {
                     return bad("the key mask must be [b, tk]");
                 }
                 if x[3].dtype != DType::Bool {
                     return bad_type("the key mask must be Bool (true: attend)");
                 }
             }
-            vec![x[0], meta(x[0].shape.without(3), wide(x[0].dtype))]
+            vec![
+                x[0],
+                meta(
+                    x[0].shape
+                        .without(3)
+                        .with(1, x[0].shape[2])
+                        .with(2, x[0].shape[1]),
+                    wide(x[0].dtype),
+                ),
+            ]
         }
         Composite::AttentionGrad(spec) => {
             arity(6 + spec.key_mask as usize + spec.dropout.is_some() as usize)?;
@@ -307,7 +316,8 @@ impl Tensor {
         })
     }
 
-    /// Scaled dot-product attention of queries `[b, h, tq, d]` with keys and values `[b, h, tk, d]`; softmax in f32. A `key_mask` `[b, tk]`
+    /// Scaled dot-product attention of queries `[b, tq, h, d]` with keys and values `[b, tk, h, d]` (time before heads, so that a packed
+    /// projection splits and the result joins without moving data); softmax in f32. A `key_mask` `[b, tk]`
     /// (Bool) says which keys take part; a query that sees none gives 0. `step` is needed with dropout only.
     #[track_caller]
     pub fn attention(

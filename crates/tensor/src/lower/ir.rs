@@ -264,6 +264,16 @@ impl Ir {
                 })?;
                 self.splice(&p, &results, &inputs, outs, at)?
             }
+            // The step that a draw depends on is a scalar beside elements of any shape.
+            Op::Random { .. } => {
+                let spread = |s: Src| Src {
+                    view: s.view.broadcast(shape),
+                    ..s
+                };
+                let inputs = inputs.into_iter().map(spread).collect();
+                let id = self.merge(op.clone(), inputs, outs, at);
+                self.srcs(id)
+            }
             op if op.is_elementwise()
                 || matches!(
                     op,

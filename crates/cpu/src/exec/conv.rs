@@ -6,7 +6,7 @@ use super::view::{Arg, Block};
 use crate::par;
 use bimetal_tensor::graph::{Conv2d, Pool2d};
 use bimetal_tensor::plan::{Dense, Fused, register};
-use bimetal_tensor::{DType, ErrorKind, Result, round_f32_slice};
+use bimetal_tensor::{CastMode, DType, ErrorKind, Result, round_f32_slice};
 use std::ops::{AddAssign, Div, Mul};
 
 /// A float type that sums are taken in.
@@ -39,6 +39,7 @@ fn load<T: Real>(cx: &Cx<'_>, d: &Operand, compute: DType) -> Vec<T> {
             round_f32_slice(
                 std::slice::from_raw_parts_mut(v.as_mut_ptr().cast(), d.numel),
                 compute,
+                CastMode::Nonsaturating,
             );
         }
     }

@@ -1,0 +1,274 @@
+//! The parameters of a model.
+use crate::param::{Kind, Param};
+use crate::{Ctx, Scope};
+use bimetal_precision::{PolicyMap, path_matches};
+use bimetal_tensor::{DType, Device, Error, PathGuard, Result, Shape, Slot, Tensor};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The name of the counter of applied steps among the state.
+pub(crate) const APPLIED: &str = "applied_steps";
+
+/// The parameters and other state of a model, in the order in which layers registered them. Cheap to clone: clones are the same store.
+///
+/// Mistakes made while layers are built do not panic: the first is kept for [`ParamStore::check`], and every use of what it broke
+/// reports it.
+#[derive(Clone)]
+pub struct ParamStore(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    policies: PolicyMap,
+    seed: AtomicU64,
+    applied: OnceLock<Result<Slot>>,
+    registry: Mutex<Registry>,
+}
+
+#[derive(Default)]
+pub(crate) struct Registry {
+    /// Each slot once.
+    pub(crate) entries: Vec<Param>,
+    /// Paths of entries, and names under which tied parameters are used too.
+    pub(crate) by_path: HashMap<Arc<str>, Param>,
+    mistake: Option<Error>,
+    computes_in_f16: bool,
+}
+
+/// What a layer asks to be registered.
+pub(crate) struct Request {
+    pub(crate) path: Arc<str>,
+    pub(crate) kind: Kind,
+    pub(crate) compute: DType,
+    pub(crate) initial: Tensor,
+}
+
+impl ParamStore {
+    /// An empty store on `device` whose layers follow `policies`: a policy, or policies by path.
+    pub fn new(device: &Device, policies: impl Into<PolicyMap>) -> ParamStore {
+        ParamStore(Arc::new(Inner {
+            device: device.clone(),
+            policies: policies.into(),
+            seed: AtomicU64::new(0),
+            applied: OnceLock::new(),
+            registry: Mutex::default(),
+        }))
+    }
+
+    /// The seed of all initial values and of all random numbers of forward passes; 0 unless set. It must be set before layers are built.
+    #[track_caller]
+    pub fn seed(self, seed: u64) -> ParamStore {
+        if !self.registry().entries.is_empty() {
+            let _ = self.mistake(Error::argument(
+                "seed",
+                "layers have been built already; set the seed right after `ParamStore::new`",
+            ));
+        }
+        self.0.seed.store(seed, Ordering::Relaxed);
+        self
+    }
+
+    /// The scope in which a model's outermost layers are built.
+    pub fn root(&self) -> Scope {
+        Scope::root(self)
+    }
+
+    /// All parameters, trainable or not, in the order of registration; tied ones once.
+    pub fn params(&self) -> Vec<Param> {
+        self.listed(|p| p.kind() == Kind::Parameter)
+    }
+
+    /// The parameters that training changes.
+    pub fn trainable(&self) -> Vec<Param> {
+        self.listed(|p| p.trainable())
+    }
+
+    /// The slots of the parameters that training changes, to differentiate with respect to.
+    ///
+    /// Error: the first mistake made while layers were built.
+    pub fn trainable_slots(&self) -> Result<Vec<Slot>> {
+        self.check()?;
+        self.trainable().iter().map(|p| p.slot().cloned()).collect()
+    }
+
+    /// State that is not trained, such as the running statistics of BatchNorm.
+    pub fn buffers(&self) -> Vec<Param> {
+        self.listed(|p| p.kind() == Kind::Buffer)
+    }
+
+    /// The parameter or buffer at a path such as `encoder.0.weight`; tied parameters answer to all their names.
+    #[track_caller]
+    pub fn param(&self, path: &str) -> Result<Param> {
+        let registry = self.registry();
+        if let Some(p) = registry.by_path.get(path) {
+            return Ok(p.clone());
+        }
+        let paths: Vec<&str> = registry.entries.iter().map(|p| p.path()).collect();
+        Err(Error::argument(
+            "param",
+            format!(
+                "there is no parameter `{path}`; there are {}",
+                crate::load::name_some(&paths)
+            ),
+        ))
+    }
+
+    /// Freezes (`false`) or thaws the parameters that a path pattern describes (`encoder`, `blocks.*.norm*`); returns how many.
+    pub fn set_trainable(&self, pattern: &str, trainable: bool) -> usize {
+        let chosen =
+            self.listed(|p| p.kind() == Kind::Parameter && path_matches(pattern, p.path()));
+        for p in &chosen {
+            p.set_trainable(trainable);
+        }
+        chosen.len()
+    }
+
+    /// All slots a checkpoint saves from a model: parameters and buffers in the order of registration, then the counter of
+    /// applied steps. A slot's name is its path.
+    ///
+    /// Error: the first mistake made while layers were built.
+    pub fn state(&self) -> Result<Vec<Slot>> {
+        self.check()?;
+        let mut slots = Vec::new();
+        for p in self.listed(|_| true) {
+            slots.push(p.slot()?.clone());
+        }
+        slots.push(self.applied()?.clone());
+        Ok(slots)
+    }
+
+    /// The number of applied steps (U32 scalar); skipped steps do not count.
+    pub fn applied(&self) -> Result<&Slot> {
+        let create = || {
+            let zero = Tensor::from_slice(&[0u32], &[], &self.0.device);
+            Slot::new(APPLIED, &zero, &self.0.device)
+        };
+        let slot = self.0.applied.get_or_init(create);
+        slot.as_ref().map_err(Clone::clone)
+    }
+
+    /// The first mistake made while layers were built, as an error: a path used twice, a policy that does not exist, a size that is impossible.
+    pub fn check(&self) -> Result<()> {
+        match &self.registry().mistake {
+            Some(e) => Err(e.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// The context of a training forward pass: dropout drops, BatchNorm uses the batch. One per step or micro-batch.
+    pub fn train(&self) -> Ctx {
+        Ctx::new(self, true)
+    }
+
+    /// The context of an evaluation forward pass: dropout does nothing, BatchNorm uses running statistics.
+    pub fn eval(&self) -> Ctx {
+        Ctx::new(self, false)
+    }
+
+    /// The device that holds the parameters.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The policies layers follow where their scope does not say otherwise.
+    pub fn policies(&self) -> &PolicyMap {
+        &self.0.policies
+    }
+
+    /// Whether any layer computes in f16, so that training needs loss scaling.
+    pub fn computes_in_f16(&self) -> bool {
+        self.registry().computes_in_f16
+    }
+
+    pub(crate) fn seed_value(&self) -> u64 {
+        self.0.seed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.0
+            .registry
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn listed(&self, keep: impl Fn(&Param) -> bool) -> Vec<Param> {
+        let registry = self.registry();
+        registry
+            .entries
+            .iter()
+            .filter(|p| keep(p))
+            .cloned()
+            .collect()
+    }
+
+    /// Keeps the first mistake; hands it back to break what it concerns.
+    pub(crate) fn mistake(&self, error: Error) -> Error {
+        self.registry().mistake.get_or_insert(error.clone());
+        error
+    }
+
+    pub(crate) fn note_compute(&self, compute: DType) {
+        if compute == DType::F16 {
+            self.registry().computes_in_f16 = true;
+        }
+    }
+
+    /// Makes a slot of a request; a mistake gives a parameter that carries it.
+    #[track_caller]
+    pub(crate) fn register(&self, request: Request) -> Param {
+        let Request {
+            path,
+            kind,
+            compute,
+            initial,
+        } = request;
+        let _path = PathGuard::push(path.clone());
+        let shape = initial.shape().unwrap_or(Shape::scalar());
+        let made = match (initial.check(), self.free(&path)) {
+            (Err(e), _) | (Ok(_), Err(e)) => Err(e),
+            // No lock is held while the value is computed.
+            (Ok(_), Ok(())) => Slot::new(path.clone(), &initial, &self.0.device),
+        };
+        let made = made.map_err(|e| self.mistake(e));
+        let dtype = initial.dtype();
+        let param = Param::new(path.clone(), made, kind, shape, dtype, compute);
+        self.note_compute(compute);
+        if param.slot().is_ok() {
+            let mut registry = self.registry();
+            registry.entries.push(param.clone());
+            registry.by_path.insert(path, param.clone());
+        }
+        param
+    }
+
+    /// Lets a parameter be known by one more name.
+    #[track_caller]
+    pub(crate) fn alias(&self, path: Arc<str>, param: &Param) -> Result<()> {
+        let _path = PathGuard::push(path.clone());
+        self.free(&path).map_err(|e| self.mistake(e))?;
+        self.registry().by_path.insert(path, param.clone());
+        Ok(())
+    }
+
+    #[track_caller]
+    fn free(&self, path: &Arc<str>) -> Result<()> {
+        let registry = self.registry();
+        let detail = match registry.by_path.get(path) {
+            Some(p) => format!(
+                "`{path}` has been registered before, at {}; give one of the layers another name with `scope.at(name)`",
+                p.built()
+            ),
+            None if &**path == APPLIED => format!("`{path}` is the name of the step counter"),
+            None => return Ok(()),
+        };
+        drop(registry);
+        Err(Error::argument("register", detail))
+    }
+}
+
+impl std::fmt::Debug for ParamStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let registry = self.registry();
+        f.debug_list().entries(&registry.entries).finish()
+    }
+}

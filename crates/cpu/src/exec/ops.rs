@@ -22,8 +22,8 @@ unsafe fn put<'a, T>(dst: *mut u8, n: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(dst.cast(), n) }
 }
 
-/// A register with one number repeated.
-struct Wide(Option<Scratch>, Arg);
+/// A register with one number repeated, and the memory it lies in.
+struct Wide(#[allow(dead_code)] Option<Scratch>, Arg);
 
 impl Wide {
     /// # Safety
@@ -115,8 +115,11 @@ fn binary_op(op: Binary) -> std::result::Result<BinaryOp, std::result::Result<Cm
     })
 }
 
+/// An instruction with a number as second operand.
+type NumberOp<D> = fn(&mut [D], &[f32], f32);
+
 /// `dst[i] = f(a[i], b)`, or `f(b, a[i])` if `left`: the instructions of f32 that often meet one number.
-fn with_number(op: Binary, left: bool) -> Option<fn(&mut [f32], &[f32], f32)> {
+fn with_number(op: Binary, left: bool) -> Option<NumberOp<f32>> {
     macro_rules! each {
         ($f:expr) => {
             if left {
@@ -140,7 +143,7 @@ fn with_number(op: Binary, left: bool) -> Option<fn(&mut [f32], &[f32], f32)> {
 }
 
 /// As [`with_number`], for comparisons.
-fn compare_number(op: Binary, left: bool) -> Option<fn(&mut [u8], &[f32], f32)> {
+fn compare_number(op: Binary, left: bool) -> Option<NumberOp<u8>> {
     macro_rules! each {
         ($f:expr) => {
             pick!(simd::simd_level(), fn(dst: &mut [u8], a: &[f32], b: f32) {

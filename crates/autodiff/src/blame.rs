@@ -8,51 +8,71 @@ use std::collections::HashSet;
 pub(crate) enum Why {
     /// The outputs do not depend on it.
     Independent,
-    /// All ways lead through this tensor, which has no derivative.
+    /// They depend on it through masks of other derivatives alone: on which side of a kink a value lies. That derivative is zero.
+    Flat,
+    /// All ways end at this tensor, which has no derivative.
     Blocked(Tensor),
 }
 
-/// Looks for the first node on the way from `v` at which derivatives end.
+/// Looks for the nodes at which the derivatives by `v` end.
 pub(crate) fn why(outputs: &[&Tensor], v: &Tensor) -> Why {
     let wanted: Var = var(v);
     let walk = Walk::new(outputs, &HashSet::new());
-    if walk.at(source(v)).is_none() {
+    if walk.number(source(v)).is_none() {
         return Why::Independent;
     }
-    let mut depends = vec![false; walk.nodes.len()];
+    // Where a derivative by `v` would still come from, and what made an index or a flag of it.
     let mut smooth = vec![false; walk.nodes.len()];
-    for (i, node) in walk.nodes.iter().enumerate() {
-        let mut stuck = None;
+    let mut made: Vec<Option<&Tensor>> = vec![None; walk.nodes.len()];
+    let (mut flat, mut cut) = (false, None);
+    for &i in &walk.order {
+        let node = walk.nodes[i];
+        let float = (0..node.output_count()).any(|o| node.output(o).dtype().is_float());
         for (k, x) in node.inputs().iter().enumerate() {
             let x = source(x);
-            if matches!(node.op(), Op::Barrier) && !passes(node, k) {
+            if matches!(node.op(), Op::Barrier) && k + 1 == node.inputs().len() {
                 continue;
             }
-            let here = handle(x) == wanted;
-            let from = walk.at(x);
-            if !here && !from.is_some_and(|j| depends[j]) {
-                continue;
+            let from = walk.operand(i, k);
+            let index = !x.dtype().is_float();
+            let end = match from.and_then(|j| made[j]) {
+                Some(cause) if index => cause,
+                // The second result of a sort or a pooling.
+                _ if index && from.is_some_and(|j| smooth[j]) => x,
+                _ if handle(x) != wanted && !from.is_some_and(|j| smooth[j]) => continue,
+                _ if !float => {
+                    made[i] = Some(node);
+                    continue;
+                }
+                _ if passes(node, k) => {
+                    smooth[i] = true;
+                    continue;
+                }
+                _ => node,
+            };
+            if !float {
+                made[i] = Some(end);
+            } else if node.label().is_backward() {
+                flat = true;
+            } else if matches!(end.op(), Op::Detach) {
+                cut = Some(end.clone());
+            } else {
+                return Why::Blocked(end.clone());
             }
-            depends[i] = true;
-            smooth[i] |= passes(node, k) && (here || from.is_some_and(|j| smooth[j]));
-            if !x.dtype().is_float() {
-                // The culprit is what made an index or a flag of it.
-                stuck = Some(x);
-            }
-        }
-        smooth[i] &= (0..node.output_count()).any(|o| node.output(o).dtype().is_float());
-        if depends[i] && !smooth[i] {
-            return Why::Blocked(stuck.unwrap_or(node).clone());
         }
     }
-    Why::Independent
+    match cut {
+        _ if flat => Why::Flat,
+        Some(t) => Why::Blocked(t),
+        None => Why::Independent,
+    }
 }
 
 /// The error of a variable without gradient.
 pub(crate) fn no_gradient(v: &Tensor, why: &Why) -> Error {
     let name = describe(v);
     match why {
-        Why::Independent => Error::at(
+        Why::Independent | Why::Flat => Error::at(
             "grad",
             ErrorKind::NoGradient {
                 detail: format!(

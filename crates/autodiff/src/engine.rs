@@ -2,7 +2,7 @@
 use crate::contribution::{Contribution, carrier, total};
 use crate::rules;
 use crate::segments::Segments;
-use crate::walk::{Var, Walk, handle, key, passes, source, var};
+use crate::walk::{Key, Var, Walk, handle, key, passes, source, var};
 use bimetal_tensor::{Error, ErrorKind, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
@@ -17,68 +17,71 @@ pub(crate) fn run(
     let wanted: HashSet<Var> = wrt.iter().map(|t| var(t)).collect();
     let border: HashSet<Var> = border.iter().map(var).collect();
     let walk = Walk::new(outputs, &border);
-    let live = Live::new(&walk, &wanted, &border);
+    let live = Live::new(&walk, &wanted);
     let mut segments = match walk.checkpoints {
         true => Segments::find(outputs, &border),
         false => Segments::none(),
     };
-
-    let mut pending: HashMap<Var, Vec<Contribution>> = HashMap::new();
+    let mut arrived = Arrived {
+        nodes: walk.nodes.iter().map(|_| Vec::new()).collect(),
+        border: HashMap::new(),
+    };
     for (t, g) in outputs.iter().zip(cotangents) {
         let t = source(t);
-        if live.edge(t) {
-            let g = Contribution::from(g.clone()).carried(t.dtype());
-            pending.entry(handle(t)).or_default().push(g);
+        let i = match border.contains(&handle(t)) {
+            true => None,
+            false => walk.number(t),
+        };
+        if live.edge(i, t) {
+            arrived.add(i, t, Contribution::from(g.clone()).carried(t.dtype()));
         }
     }
 
     let mut found: HashMap<Var, Tensor> = HashMap::new();
-    for (i, node) in walk.nodes.iter().enumerate().rev() {
-        let mut cots: Vec<Option<Tensor>> = vec![None; node.output_count()];
-        for (out, cot) in cots.iter_mut().enumerate() {
-            let v = (key(node), out);
-            if border.contains(&v) {
-                continue;
+    for &i in walk.order.iter().rev() {
+        let node = walk.nodes[i];
+        if arrived.nodes[i].is_empty() {
+            continue;
+        }
+        let cots = node.label().backward(|| arrived.take(i, node))?;
+        for (out, g) in cots.iter().enumerate() {
+            if let Some(g) = g
+                && live.wanted_nodes[i]
+                && wanted.contains(&(key(node), out))
+            {
+                found.insert((key(node), out), g.clone());
             }
-            if let Some(list) = pending.remove(&v) {
-                let shape = node.output(out).shape()?;
-                let g = node.label().backward(|| total(list, shape))?;
-                if wanted.contains(&v) {
-                    found.insert(v, g.clone());
-                }
-                *cot = Some(g);
-            }
+        }
+        if !live.through[i] {
+            continue;
         }
         let Some(first) = cots.iter().flatten().next() else {
             continue;
         };
-        if !live.through[i] {
-            continue;
-        }
         let needs: Vec<bool> = (0..node.inputs().len())
-            .map(|k| passes(node, k) && live.edge(source(&node.inputs()[k])))
+            .map(|k| live.operand(i, k))
             .collect();
         let forward = segments.forward(node, first);
-        let grads = node.label().backward(|| -> Result<_> {
+        node.label().backward(|| -> Result<()> {
             let grads = rules::vjp(&forward, &cots, &needs)?;
-            let carried = grads.into_iter().zip(node.inputs());
-            Ok(carried
-                .map(|(g, x)| g.map(|g| g.carried(x.dtype())))
-                .collect::<Vec<_>>())
+            for (k, g) in grads.into_iter().enumerate() {
+                if let Some(g) = g
+                    && needs.get(k) == Some(&true)
+                {
+                    let x = &node.inputs()[k];
+                    let g = g.carried(x.dtype());
+                    check(node, x, &g)?;
+                    arrived.add(walk.operand(i, k), x, g);
+                }
+            }
+            Ok(())
         })?;
-        for ((g, x), need) in grads.into_iter().zip(node.inputs()).zip(&needs) {
-            let Some(g) = g.filter(|_| *need) else {
-                continue;
-            };
-            check(node, x, &g)?;
-            pending.entry(var(x)).or_default().push(g);
-        }
     }
 
     let mut result = Vec::with_capacity(wrt.len());
     for t in wrt {
         let v = var(t);
-        if let Some(list) = pending.remove(&v) {
+        if let Some(list) = arrived.border.remove(&v) {
             let g = t.label().backward(|| total(list, source(t).shape()?))?;
             found.insert(v, g);
         }
@@ -87,36 +90,79 @@ pub(crate) fn run(
     Ok(result)
 }
 
+/// What consumers have sent to values that have not been visited yet.
+struct Arrived {
+    /// By node, with the number of the output.
+    nodes: Vec<Vec<(usize, Contribution)>>,
+    border: HashMap<Var, Vec<Contribution>>,
+}
+
+impl Arrived {
+    fn add(&mut self, i: Option<usize>, t: &Tensor, g: Contribution) {
+        match i {
+            Some(i) => self.nodes[i].push((source(t).output_index(), g)),
+            None => self.border.entry(var(t)).or_default().push(g),
+        }
+    }
+
+    /// The gradients of all outputs of node `i`.
+    fn take(&mut self, i: usize, node: &Tensor) -> Result<Vec<Option<Tensor>>> {
+        let mut lists: Vec<Vec<Contribution>> = Vec::new();
+        lists.resize_with(node.output_count(), Vec::new);
+        for (out, g) in std::mem::take(&mut self.nodes[i]) {
+            lists[out].push(g);
+        }
+        let mut cots = Vec::with_capacity(lists.len());
+        for (out, list) in lists.into_iter().enumerate() {
+            cots.push(match list.is_empty() {
+                true => None,
+                false => Some(total(list, node.output(out).shape()?)?),
+            });
+        }
+        Ok(cots)
+    }
+}
+
 /// Which nodes lie between the variables and the outputs.
 struct Live<'w, 'a> {
     walk: &'w Walk<'a>,
     wanted: &'w HashSet<Var>,
-    border: &'w HashSet<Var>,
+    /// Whether an output of the node is a variable.
+    wanted_nodes: Vec<bool>,
     /// Whether a gradient that arrives at the node reaches a variable.
     through: Vec<bool>,
 }
 
 impl<'w, 'a> Live<'w, 'a> {
-    fn new(walk: &'w Walk<'a>, wanted: &'w HashSet<Var>, border: &'w HashSet<Var>) -> Self {
+    fn new(walk: &'w Walk<'a>, wanted: &'w HashSet<Var>) -> Self {
+        let keys: HashSet<Key> = wanted.iter().map(|(k, _)| *k).collect();
         let mut live = Live {
             walk,
             wanted,
-            border,
+            wanted_nodes: walk.nodes.iter().map(|t| keys.contains(&key(t))).collect(),
             through: vec![false; walk.nodes.len()],
         };
-        for (i, node) in walk.nodes.iter().enumerate() {
-            live.through[i] = (0..node.inputs().len())
-                .any(|k| passes(node, k) && live.edge(source(&node.inputs()[k])));
+        for &i in &walk.order {
+            live.through[i] = (0..walk.nodes[i].inputs().len()).any(|k| live.operand(i, k));
         }
         live
     }
 
+    /// Whether a gradient of operand `k` of node `i` is wanted.
+    fn operand(&self, i: usize, k: usize) -> bool {
+        let node = self.walk.nodes[i];
+        passes(node, k) && self.edge(self.walk.operand(i, k), &node.inputs()[k])
+    }
+
     /// Whether a gradient of this value is wanted, for itself or for what it was computed from.
-    fn edge(&self, t: &Tensor) -> bool {
-        let v = handle(t);
+    fn edge(&self, number: Option<usize>, t: &Tensor) -> bool {
         t.dtype().is_float()
-            && (self.wanted.contains(&v)
-                || (!self.border.contains(&v) && self.walk.at(t).is_some_and(|i| self.through[i])))
+            && match number {
+                Some(i) => {
+                    self.through[i] || (self.wanted_nodes[i] && self.wanted.contains(&var(t)))
+                }
+                None => self.wanted.contains(&var(t)),
+            }
     }
 }
 

@@ -12,7 +12,7 @@ use bimetal_tensor::{Error, ErrorKind, Result, Tensor};
 /// ([`ErrorKind::NoGradient`]) that names it, never a silent zero. `floor`, `ceil`, `round`, `trunc` and `sign` have the derivative zero.
 #[track_caller]
 pub fn grad(loss: &Tensor, wrt: &[&Tensor]) -> Result<Vec<Tensor>> {
-    let grads = of_loss(loss, wrt)?;
+    let grads = with_zeros(&[loss], wrt, of_loss(loss, wrt)?)?;
     let mut result = Vec::with_capacity(wrt.len());
     for (g, v) in grads.into_iter().zip(wrt) {
         result.push(match g {
@@ -27,9 +27,7 @@ pub fn grad(loss: &Tensor, wrt: &[&Tensor]) -> Result<Vec<Tensor>> {
 /// without derivative stays an error.
 #[track_caller]
 pub fn grad_optional(loss: &Tensor, wrt: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
-    let grads = of_loss(loss, wrt)?;
-    refuse_blocked(&[loss], wrt, &grads)?;
-    Ok(grads)
+    with_zeros(&[loss], wrt, of_loss(loss, wrt)?)
 }
 
 /// The product of `cotangents`, one for each of `outputs` in its shape and dtype, with the Jacobian of `outputs` for each of `wrt`; `None` for what
@@ -70,9 +68,7 @@ pub fn vjp(
         }
         seeds.push((*g).clone());
     }
-    let grads = all(outputs, &seeds, wrt)?;
-    refuse_blocked(outputs, wrt, &grads)?;
-    Ok(grads)
+    with_zeros(outputs, wrt, all(outputs, &seeds, wrt)?)
 }
 
 #[track_caller]
@@ -134,14 +130,23 @@ fn all(outputs: &[&Tensor], seeds: &[Tensor], wrt: &[&Tensor]) -> Result<Vec<Opt
     Ok(grads.into_iter().zip(wrt).map(own).collect())
 }
 
-fn refuse_blocked(outputs: &[&Tensor], wrt: &[&Tensor], grads: &[Option<Tensor>]) -> Result<()> {
-    for (v, _) in wrt.iter().zip(grads).filter(|(_, g)| g.is_none()) {
-        let reason = why(outputs, v);
-        if let Why::Blocked(t) = &reason
-            && !matches!(t.op(), Op::Detach)
-        {
-            return Err(no_gradient(v, &reason));
+/// Looks into what has no gradient: zeros where the derivative is zero, an error where there is none.
+fn with_zeros(
+    outputs: &[&Tensor],
+    wrt: &[&Tensor],
+    mut grads: Vec<Option<Tensor>>,
+) -> Result<Vec<Option<Tensor>>> {
+    for (v, g) in wrt.iter().zip(&mut grads) {
+        if g.is_some() {
+            continue;
+        }
+        match why(outputs, v) {
+            Why::Flat => *g = Some(v.label().backward(|| v.zeros_like())),
+            Why::Blocked(t) if !matches!(t.op(), Op::Detach) => {
+                return Err(no_gradient(v, &Why::Blocked(t)));
+            }
+            _ => {}
         }
     }
-    Ok(())
+    Ok(grads)
 }

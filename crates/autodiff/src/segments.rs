@@ -47,7 +47,7 @@ impl<'a> Segments<'a> {
         for t in outputs {
             place.insert(key(t), None);
         }
-        for node in walk.nodes.iter().rev() {
+        for node in walk.order.iter().rev().map(|&i| walk.nodes[i]) {
             highest = highest.max(node.label().segment());
             let here = place.get(&key(node)).copied().flatten();
             if let Some(i) = here {

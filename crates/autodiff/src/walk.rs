@@ -51,72 +51,92 @@ pub(crate) fn operands(t: &Tensor) -> &[Tensor] {
     }
 }
 
-/// Nodes in topological order, operands first; equal graphs are walked in equal order.
+/// A graph with its nodes numbered; equal graphs get equal numbers.
+#[derive(Default)]
 pub(crate) struct Walk<'a> {
+    /// The nodes by number.
     pub nodes: Vec<&'a Tensor>,
-    pub index: HashMap<Key, usize>,
+    /// The numbers in topological order, operands first.
+    pub order: Vec<usize>,
     /// Whether there are checkpoint nodes.
     pub checkpoints: bool,
+    numbers: HashMap<Key, usize>,
+    /// Where the operands of each node begin in `edges`.
+    first: Vec<usize>,
+    edges: Vec<usize>,
 }
 
+/// The number of what lies behind the border.
+const OUTSIDE: usize = usize::MAX;
+
 impl<'a> Walk<'a> {
-    /// The graph of `roots` without what lies behind `stop`. Checkpoint nodes are nodes like others.
-    pub fn with_checkpoints(roots: &[&'a Tensor], stop: &HashSet<Var>) -> Walk<'a> {
-        walk(roots, stop, |t| t)
+    /// The graph of `roots` without what lies behind `border`. Checkpoint nodes are nodes like others.
+    pub fn with_checkpoints(roots: &[&'a Tensor], border: &HashSet<Var>) -> Walk<'a> {
+        walk(roots, border, |t| t)
     }
 
     /// As if no node were a checkpoint: the order is that of the same graph without them.
-    pub fn new(roots: &[&'a Tensor], stop: &HashSet<Var>) -> Walk<'a> {
-        walk(roots, stop, source)
+    pub fn new(roots: &[&'a Tensor], border: &HashSet<Var>) -> Walk<'a> {
+        walk(roots, border, source)
     }
 
-    fn enter(
-        &mut self,
-        t: &'a Tensor,
-        stop: &HashSet<Var>,
-        resolve: &impl Fn(&'a Tensor) -> &'a Tensor,
-        stack: &mut Vec<(&'a Tensor, usize)>,
-    ) {
-        self.checkpoints |= matches!(t.op(), Op::Checkpoint { .. });
-        let t = resolve(t);
-        if stop.contains(&handle(t)) {
-            return;
-        }
-        // A node gets its true number when it is left; until then it is only asked for membership.
-        if let Entry::Vacant(e) = self.index.entry(key(t)) {
-            e.insert(usize::MAX);
-            stack.push((t, 0));
-        }
+    /// The number of a node of this graph.
+    pub fn number(&self, t: &Tensor) -> Option<usize> {
+        self.numbers.get(&key(t)).copied()
     }
 
-    pub fn at(&self, t: &Tensor) -> Option<usize> {
-        self.index.get(&key(t)).copied()
+    /// The number of operand `k` of node `i`, `None` if it lies on the border.
+    pub fn operand(&self, i: usize, k: usize) -> Option<usize> {
+        self.edges
+            .get(self.first[i] + k)
+            .copied()
+            .filter(|&j| j != OUTSIDE)
+    }
+
+    /// Numbers the node unless it has a number.
+    fn enter(&mut self, t: &'a Tensor, border: &HashSet<Var>, stack: &mut Vec<Frame>) -> usize {
+        if border.contains(&handle(t)) {
+            return OUTSIDE;
+        }
+        let next = self.nodes.len();
+        match self.numbers.entry(key(t)) {
+            Entry::Occupied(e) => *e.get(),
+            Entry::Vacant(e) => {
+                e.insert(next);
+                self.nodes.push(t);
+                self.first.push(self.edges.len());
+                let count = operands(t).len();
+                self.edges.resize(self.edges.len() + count, OUTSIDE);
+                stack.push((next, 0));
+                next
+            }
+        }
     }
 }
 
+/// A node being walked and its next operand.
+type Frame = (usize, usize);
+
 fn walk<'a>(
     roots: &[&'a Tensor],
-    stop: &HashSet<Var>,
+    border: &HashSet<Var>,
     resolve: impl Fn(&'a Tensor) -> &'a Tensor,
 ) -> Walk<'a> {
-    let mut w = Walk {
-        nodes: Vec::new(),
-        index: HashMap::new(),
-        checkpoints: false,
-    };
-    let mut stack: Vec<(&'a Tensor, usize)> = Vec::new();
+    let mut w = Walk::default();
+    let mut stack: Vec<Frame> = Vec::new();
     for root in roots {
-        w.enter(root, stop, &resolve, &mut stack);
-        while let Some((t, next)) = stack.last_mut() {
-            let t: &'a Tensor = t;
-            if let Some(input) = operands(t).get(*next) {
-                *next += 1;
-                w.enter(input, stop, &resolve, &mut stack);
-            } else {
-                w.index.insert(key(t), w.nodes.len());
-                w.nodes.push(t);
-                stack.pop();
-            }
+        w.checkpoints |= matches!(root.op(), Op::Checkpoint { .. });
+        w.enter(resolve(root), border, &mut stack);
+        while let Some((i, k)) = stack.pop() {
+            let Some(input) = operands(w.nodes[i]).get(k) else {
+                w.order.push(i);
+                continue;
+            };
+            stack.push((i, k + 1));
+            w.checkpoints |= matches!(input.op(), Op::Checkpoint { .. });
+            let j = w.enter(resolve(input), border, &mut stack);
+            let edge = w.first[i] + k;
+            w.edges[edge] = j;
         }
     }
     w

@@ -297,8 +297,12 @@ impl<'a> Fusion<'a> {
             cost += if matches!(node.op, Op::Cast(_)) { 4 } else { 2 };
             for s in &node.inputs {
                 let p = s.val.node;
-                if inside(p) && self.is_register(s) && !self.inline[p as usize] {
-                    continue;
+                if inside(p) && !self.inline[p as usize] {
+                    if self.is_register(s) {
+                        continue;
+                    }
+                    // The kernel cannot read in another order what it is only computing.
+                    return false;
                 }
                 if self.ir.nodes[p as usize].inputs.is_empty() && self.inline[p as usize] {
                     cost += 1;

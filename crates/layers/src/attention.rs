@@ -27,6 +27,10 @@ pub struct MultiHeadAttentionOptions {
     pub dropout: f64,
     /// Whether projections have biases.
     pub bias: bool,
+    /// Initial values of the packed projection.
+    pub in_init: Init,
+    /// Initial values of the output projection's weight.
+    pub out_init: Init,
 }
 
 impl Default for MultiHeadAttentionOptions {
@@ -35,6 +39,8 @@ impl Default for MultiHeadAttentionOptions {
             causal: false,
             dropout: 0.0,
             bias: true,
+            in_init: Init::XavierUniform { gain: 1.0 },
+            out_init: Init::torch_default(),
         }
     }
 }
@@ -46,7 +52,7 @@ impl MultiHeadAttention {
         MultiHeadAttention::with(scope, width, heads, MultiHeadAttentionOptions::default())
     }
 
-    /// With options. `heads` must divide `width`. Initial values are PyTorch's: Xavier uniform, biases 0.
+    /// With options. `heads` must divide `width`. Biases start as 0; other initial values are PyTorch's unless chosen.
     #[track_caller]
     pub fn with(
         scope: &Scope,
@@ -63,15 +69,14 @@ impl MultiHeadAttention {
         if let Err(e) = check_rate(options.dropout) {
             site = site.broken(scope.store().mistake(e));
         }
-        let xavier = Init::XavierUniform { gain: 1.0 };
         let out = LinearOptions {
             bias: options.bias,
+            weight_init: options.out_init,
             bias_init: Some(Init::Zeros),
-            ..LinearOptions::default()
         };
         MultiHeadAttention {
             site,
-            weight: scope.param("in_proj_weight", &[3 * width, width], xavier),
+            weight: scope.param("in_proj_weight", &[3 * width, width], options.in_init),
             bias: match options.bias {
                 true => Some(scope.param("in_proj_bias", &[3 * width], Init::Zeros)),
                 false => None,

@@ -84,6 +84,9 @@ impl Scope {
     pub fn site(&self) -> Site {
         let policy = self.policy_here();
         self.store.note_compute(policy.compute);
+        if self.policy.is_some() {
+            self.store.note_choice(&self.path);
+        }
         Site::new(self.path.clone(), policy, self.error.clone())
     }
 

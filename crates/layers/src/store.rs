@@ -3,7 +3,7 @@ use crate::param::{Kind, Param};
 use crate::{Ctx, Scope};
 use bimetal_precision::{PolicyMap, path_matches};
 use bimetal_tensor::{DType, Device, Error, PathGuard, Result, Shape, Slot, Tensor};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -33,6 +33,8 @@ pub(crate) struct Registry {
     pub(crate) by_path: HashMap<Arc<str>, Param>,
     mistake: Option<Error>,
     computes_in_f16: bool,
+    /// Paths of layers whose policy their scope was told.
+    chosen: HashSet<Arc<str>>,
 }
 
 /// What a layer asks to be registered.
@@ -180,7 +182,20 @@ impl ParamStore {
         self.registry().computes_in_f16
     }
 
-    pub(crate) fn seed_value(&self) -> u64 {
+    /// Whether somebody chose the policy of the layer at `path`, or of a layer around it: a rule of the policies, or [`Scope::policy`]. The default is not a
+    /// choice.
+    pub fn policy_chosen(&self, path: &str) -> bool {
+        if self.policies().matching(path).is_some() {
+            return true;
+        }
+        let registry = self.registry();
+        let ends = path.match_indices('.').map(|(i, _)| i);
+        ends.chain([path.len()])
+            .any(|end| registry.chosen.contains(&path[..end]))
+    }
+
+    /// The seed.
+    pub fn seed_value(&self) -> u64 {
         self.0.seed.load(Ordering::Relaxed)
     }
 
@@ -205,6 +220,10 @@ impl ParamStore {
     pub(crate) fn mistake(&self, error: Error) -> Error {
         self.registry().mistake.get_or_insert(error.clone());
         error
+    }
+
+    pub(crate) fn note_choice(&self, path: &Arc<str>) {
+        self.registry().chosen.insert(path.clone());
     }
 
     pub(crate) fn note_compute(&self, compute: DType) {

@@ -202,6 +202,16 @@ fn policies_by_path_and_by_scope() {
     assert_eq!(norm.forward(&x, &cx).dtype(), DType::F16);
     assert!(s.params().iter().all(|p| p.dtype() == DType::F32));
     assert!(s.computes_in_f16());
+    for (path, chosen) in [
+        ("a", false),
+        ("b.norm", true),
+        ("head", true),
+        ("c.d", true),
+        ("c.d.e", true),
+        ("f", false),
+    ] {
+        assert_eq!(s.policy_chosen(path), chosen, "{path}");
+    }
     let plain = ParamStore::new(&device, Policy::mixed_bfloat16());
     let _layer = Linear::new(&plain.root(), 2, 2);
     assert!(!plain.computes_in_f16());

@@ -451,32 +451,37 @@ fn cast(v: f64, from: DType, to: DType, mode: CastMode, exact: bool) -> f64 {
 }
 
 fn erf(x: f64) -> f64 {
-    // Series for small arguments, continued fraction for the tail (Abramowitz and Stegun 7.1.5, 7.1.14).
-    if x.is_nan() {
+    let a = x.abs();
+    if a.is_nan() {
         return x;
     }
-    let a = x.abs();
-    if a < 3.0 {
-        let (mut term, mut sum, mut n) = (a, a, 0.0);
-        while term.abs() > 1e-18 * sum.abs() && n < 200.0 {
-            n += 1.0;
-            term *= -a * a / n;
-            sum += term / (2.0 * n + 1.0);
-        }
-        return (sum * std::f64::consts::FRAC_2_SQRT_PI).copysign(x);
+    if a >= 3.0 {
+        return (1.0 - erfc(a)).copysign(x);
     }
-    if a > 6.0 {
-        return 1f64.copysign(x);
+    // All terms are positive (Abramowitz and Stegun 7.1.6): nothing cancels.
+    let (mut term, mut sum, mut n) = (a, a, 1.0);
+    while term > 1e-18 * sum {
+        n += 2.0;
+        term *= 2.0 * a * a / n;
+        sum += term;
+    }
+    (sum * (-a * a).exp() * std::f64::consts::FRAC_2_SQRT_PI).copysign(x)
+}
+
+/// `1 - erf(x)`; far out by its continued fraction (Abramowitz and Stegun 7.1.14).
+fn erfc(x: f64) -> f64 {
+    if x < 1.0 || x.is_nan() {
+        return 1.0 - erf(x);
     }
     let mut f = 0.0;
-    for k in (1..200).rev() {
-        f = (k as f64 / 2.0) / (a + f);
+    for k in (1..400).rev() {
+        f = (k as f64 / 2.0) / (x + f);
     }
-    (1.0 - (-a * a).exp() / ((a + f) * std::f64::consts::PI.sqrt())).copysign(x)
+    (-x * x).exp() / ((x + f) * std::f64::consts::PI.sqrt())
 }
 
 fn phi(x: f64) -> f64 {
-    0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))
+    0.5 * erfc(-x * std::f64::consts::FRAC_1_SQRT_2)
 }
 
 pub fn unary(u: Unary, x: f64) -> f64 {

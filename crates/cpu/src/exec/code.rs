@@ -5,7 +5,7 @@ use super::ops::{self, Stream};
 use super::scratch::Scratch;
 use super::view::{Arg, Block, View};
 use bimetal_tensor::plan::{Fused, Instr, MAX_INSTRUCTIONS, Number, Reg};
-use bimetal_tensor::{DType, Result, Shape};
+use bimetal_tensor::{CastMode, DType, Result, Shape};
 
 /// The most elements of a block. Values do not depend on it.
 pub(crate) const CHUNK: usize = 1024;
@@ -147,6 +147,27 @@ impl Code {
     /// The longest run in memory order of the strided accesses, if there are any.
     pub(crate) fn run(&self) -> Option<usize> {
         self.inner.iter().copied().max()
+    }
+}
+
+impl Code {
+    /// The only output if it is the value the program hangs on, unchanged but for rounding to its buffer's dtype, stored densely.
+    pub(crate) fn stores_acc(&self) -> Option<&View> {
+        let [view] = &self.outputs[..] else {
+            return None;
+        };
+        let mut at = *self.regs.first()? as usize;
+        if let Instr::Round {
+            a,
+            to,
+            overflow: CastMode::Nonsaturating,
+            ..
+        } = self.instrs[at]
+            && to == view.dtype
+        {
+            at = a as usize;
+        }
+        (matches!(self.instrs[at], Instr::Acc { .. }) && view.is_dense()).then_some(view)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Elements between memory and registers.
 use super::view::Arg;
+use crate::simd;
 use bimetal_tensor::plan::register;
 use bimetal_tensor::{DType, F8E4M3, F8E5M2, round_f64};
 use half::{bf16, f16};
@@ -57,6 +58,14 @@ unsafe fn each<S: Copy, D: Copy>(
 pub(crate) unsafe fn load(dtype: DType, src: *const u8, step: isize, n: usize, dst: *mut u8) {
     // SAFETY: the caller's contract.
     unsafe {
+        if step == 1
+            && dtype.is_float()
+            && register(dtype) == DType::F32
+            && let Some(f) = simd::load_f32(dtype)
+        {
+            let bytes = std::slice::from_raw_parts(src, n * dtype.size());
+            return f(std::slice::from_raw_parts_mut(dst.cast(), n), bytes);
+        }
         match dtype {
             DType::F32 | DType::I32 | DType::U32 => each::<u32, u32>(src, step, n, dst, |v| v),
             DType::F64 | DType::I64 => each::<u64, u64>(src, step, n, dst, |v| v),
@@ -105,6 +114,14 @@ pub(crate) unsafe fn store(
     }
     // SAFETY: the caller's contract.
     unsafe {
+        if step == 1
+            && !src.splat
+            && from == DType::F32
+            && let Some(f) = simd::store_f32(dtype)
+        {
+            let bytes = std::slice::from_raw_parts_mut(dst, n * dtype.size());
+            return f(bytes, std::slice::from_raw_parts(src.ptr.cast(), n));
+        }
         match (from, dtype) {
             (DType::F32, DType::F32) | (DType::I32, DType::I32) | (DType::U32, DType::U32) => {
                 put::<u32, u32>(dst, step, n, src, |v| v)

@@ -5,10 +5,11 @@ use super::cx::{Compile, Cx, Kernel};
 use super::ops;
 use super::scratch::Scratch;
 use super::view::{Arg, Block};
+use crate::gemm;
 use crate::par;
 use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::plan::{Fused, MatOperand, register};
-use bimetal_tensor::{CastMode, DType, ErrorKind, Result, Shape};
+use bimetal_tensor::{CastMode, DType, ErrorKind, Result, Shape, round_f32};
 
 /// `[batch.., m, k] x [batch.., k, n]`.
 pub(crate) struct Matmul {
@@ -37,16 +38,14 @@ impl Factor {
     fn new(
         o: &MatOperand,
         batch: &Shape,
-        rows: usize,
-        cols: usize,
+        [rows, cols]: [usize; 2],
         cx: &Compile<'_>,
     ) -> Result<Factor> {
         let mut dims = batch.to_vec();
         dims.extend([rows, cols]);
         let domain = Shape::new(&dims);
         cx.check(domain.is_some(), "too many batch axes")?;
-        let domain = domain.unwrap_or(Shape::scalar());
-        cx.view(&o.access, &domain)?;
+        cx.view(&o.access, &domain.unwrap_or(Shape::scalar()))?;
         let at = batch.rank();
         let mut offsets = vec![o.access.offset as isize];
         for i in 0..at {
@@ -64,6 +63,17 @@ impl Factor {
             cols: o.access.strides[at + 1],
             offsets,
         })
+    }
+
+    fn operand(&self, cx: &Cx<'_>) -> gemm::Operand<'_> {
+        gemm::Operand {
+            ptr: cx.ptr(self.buf),
+            dtype: self.dtype,
+            round_to: (self.compute != self.dtype).then_some(self.compute),
+            row_stride: self.rows,
+            col_stride: self.cols,
+            offsets: &self.offsets,
+        }
     }
 
     /// Rows of one matrix, dense, of the accumulator's dtype `acc`.
@@ -132,12 +142,84 @@ impl Matmul {
             m,
             n,
             k,
-            a: Factor::new(a, batch, m, k, cx)?,
-            b: Factor::new(b, batch, k, n, cx)?,
+            a: Factor::new(a, batch, [m, k], cx)?,
+            b: Factor::new(b, batch, [k, n], cx)?,
             precision,
             acc,
             epilogue: Code::new(epilogue, &domain, cx)?,
         })
+    }
+
+    fn floats(&self, cx: &Cx<'_>, k: usize, a: gemm::Operand<'_>, b: gemm::Operand<'_>) {
+        let wide = self.acc == DType::F64;
+        // SAFETY: the accesses were checked when they were compiled; the results share no memory with the operands, and the tiles
+        // do not overlap.
+        unsafe {
+            if let Some(view) = self.epilogue.stores_acc()
+                && view.dtype.is_float()
+                && (view.dtype == DType::F64) == wide
+            {
+                let ptr = view.at(cx.ptr(view.buf), view.offset as isize);
+                let out = gemm::Dense::new(ptr, view.dtype, self.m, self.n);
+                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Dense(out));
+            } else if wide {
+                let sink = |t: gemm::Tile<'_, f64>| self.tile(cx, t);
+                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Tiles64(&sink));
+            } else {
+                let sink = |t: gemm::Tile<'_, f32>| self.tile(cx, t);
+                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Tiles(&sink));
+            }
+        }
+    }
+
+    /// A product of parts of the operands, which are written side by side along k: `parts(value)` gives the factors.
+    fn split<const N: usize>(
+        &self,
+        cx: &Cx<'_>,
+        left: impl Fn(f32) -> [f32; N] + Sync,
+        right: impl Fn(f32) -> [f32; N] + Sync,
+    ) {
+        let (m, n, k) = (self.m, self.n, self.k);
+        let batch = self.a.offsets.len();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for i in 0..batch {
+            // SAFETY: the accumulator is f32.
+            let (x, y) = unsafe {
+                (
+                    self.a.matrix::<f32>(cx, self.acc, i, 0..m, k),
+                    self.b.matrix::<f32>(cx, self.acc, i, 0..k, n),
+                )
+            };
+            for row in x.chunks(k.max(1)) {
+                for p in 0..N {
+                    a.extend(row.iter().map(|v| left(*v)[p]));
+                }
+            }
+            for p in 0..N {
+                b.extend(y.iter().map(|v| right(*v)[p]));
+            }
+        }
+        let k = N * k;
+        let offsets =
+            |size: usize| -> Vec<isize> { (0..batch).map(|i| (i * size) as isize).collect() };
+        let (oa, ob) = (offsets(m * k), offsets(k * n));
+        let operand = |v: &[f32], cols: usize| gemm::Operand {
+            ptr: v.as_ptr().cast(),
+            dtype: DType::F32,
+            round_to: None,
+            row_stride: cols as isize,
+            col_stride: 1,
+            offsets: &[],
+        };
+        let a = gemm::Operand {
+            offsets: &oa,
+            ..operand(&a, k)
+        };
+        let b = gemm::Operand {
+            offsets: &ob,
+            ..operand(&b, n)
+        };
+        self.floats(cx, k, a, b);
     }
 
     /// # Safety
@@ -147,7 +229,6 @@ impl Matmul {
         cx: &Cx<'_>,
         mac: impl Fn(T, T, T) -> T + Sync,
     ) {
-        let _ = self.precision;
         for batch in 0..self.a.offsets.len() {
             // SAFETY: the caller's contract.
             let b = unsafe { self.b.matrix::<T>(cx, self.acc, batch, 0..self.k, self.n) };
@@ -168,70 +249,73 @@ impl Matmul {
                         }
                     }
                 }
-                // SAFETY: values of the accumulator's type; no two tiles overlap.
-                unsafe {
-                    self.tile(
-                        cx,
+                self.tile(
+                    cx,
+                    gemm::Tile {
                         batch,
-                        rows.start,
-                        rows.len(),
-                        0,
-                        self.n,
-                        out.as_ptr(),
-                        self.n,
-                    )
-                };
+                        row: rows.start,
+                        rows: rows.len(),
+                        col: 0,
+                        cols: self.n,
+                        data: &mut out,
+                        ld: self.n,
+                    },
+                );
             });
         }
     }
 
-    /// Runs the epilogue on a finished tile.
-    ///
-    /// # Safety
-    /// `data` has `rows` rows of `cols` values, `ld` apart, of the accumulator's type.
-    unsafe fn tile<T: Copy>(
-        &self,
-        cx: &Cx<'_>,
-        batch: usize,
-        row: usize,
-        rows: usize,
-        col: usize,
-        cols: usize,
-        data: *const T,
-        ld: usize,
-    ) {
+    /// Runs the epilogue on a finished tile of the accumulator's type.
+    fn tile<T: Copy>(&self, cx: &Cx<'_>, tile: gemm::Tile<'_, T>) {
+        let gemm::Tile { rows, cols, ld, .. } = tile;
+        if rows * cols == 0 {
+            return;
+        }
         let mut frame = Frame::new(&self.epilogue, cx);
         let mut scratch = Scratch::new(CHUNK * size_of::<T>());
         let buf = scratch.ptr().cast::<T>();
-        let start = (batch * self.m + row) * self.n + col;
-        if cols == 0 {
-            return;
-        }
+        let start = (tile.batch * self.m + tile.row) * self.n + tile.col;
         for c in (0..cols).step_by(CHUNK) {
             let width = CHUNK.min(cols - c);
             let many = CHUNK / width;
             for r in (0..rows).step_by(many) {
                 let count = many.min(rows - r);
                 let b = Block::matrix(start + r * self.n + c, count, width, self.n);
-                // SAFETY: the caller's contract; scratch has room for a block.
-                unsafe {
-                    let from = data.add(r * ld + c);
-                    let acc = if count == 1 || ld == width {
-                        from
-                    } else {
-                        for i in 0..count {
-                            std::ptr::copy_nonoverlapping(
-                                from.add(i * ld),
-                                buf.add(i * width),
-                                width,
-                            );
+                let from = &tile.data[r * ld + c..];
+                let acc = if count == 1 || ld == width {
+                    from.as_ptr()
+                } else {
+                    for i in 0..count {
+                        let row = &from[i * ld..][..width];
+                        // SAFETY: scratch has room for a block.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(row.as_ptr(), buf.add(i * width), width);
                         }
-                        buf.cast_const()
-                    };
-                    frame.run(&b, Arg::dense(acc.cast()));
-                }
+                    }
+                    buf.cast_const()
+                };
+                // SAFETY: the block lies in the epilogue's domain, no two tiles overlap, and `acc` has its values.
+                unsafe { frame.run(&b, Arg::dense(acc.cast())) };
             }
         }
+    }
+}
+
+/// Three bf16 values whose sum is `v` to 24 bits.
+fn thirds(v: f32) -> [f32; 3] {
+    let x = round_f32(v, DType::BF16);
+    // Infinity has no rest.
+    let rest = if x.is_finite() { v - x } else { 0.0 };
+    let y = round_f32(rest, DType::BF16);
+    [x, y, round_f32(rest - y, DType::BF16)]
+}
+
+/// `v` with 10 mantissa bits, to nearest even.
+fn tf32(v: f32) -> f32 {
+    let bits = v.to_bits();
+    match v.is_finite() {
+        true => f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff),
+        false => v,
     }
 }
 
@@ -239,13 +323,29 @@ impl Kernel for Matmul {
     fn run(&self, cx: &Cx<'_>) -> std::result::Result<(), ErrorKind> {
         // SAFETY: the types are the accumulator's.
         unsafe {
-            match self.acc {
-                DType::F32 => self.plain::<f32>(cx, |x, y, s| s + x * y),
-                DType::F64 => self.plain::<f64>(cx, |x, y, s| s + x * y),
-                DType::I32 | DType::U32 => {
+            match (self.acc, self.precision) {
+                (DType::F32, MatmulPrecision::Tf32) => self.split(cx, |v| [tf32(v)], |v| [tf32(v)]),
+                (DType::F32, MatmulPrecision::Bf16x3) => self.split(
+                    cx,
+                    // The smallest products first; those below the last bit are left out.
+                    |v| {
+                        let [x, y, z] = thirds(v);
+                        [z, y, x, y, x, x]
+                    },
+                    |v| {
+                        let [x, y, z] = thirds(v);
+                        [x, y, z, x, y, x]
+                    },
+                ),
+                (DType::F32 | DType::F64, _) => {
+                    self.floats(cx, self.k, self.a.operand(cx), self.b.operand(cx))
+                }
+                (DType::I32 | DType::U32, _) => {
                     self.plain::<i32>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y)))
                 }
-                DType::I64 => self.plain::<i64>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y))),
+                (DType::I64, _) => {
+                    self.plain::<i64>(cx, |x, y, s| s.wrapping_add(x.wrapping_mul(y)))
+                }
                 _ => self.plain::<u8>(cx, |x, y, s| s | x & y),
             }
         }
@@ -255,5 +355,24 @@ impl Kernel for Matmul {
     fn work(&self) -> usize {
         let out = self.a.offsets.len() * self.m * self.n;
         out.saturating_mul(self.k / 8 + self.epilogue.cost())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_right() {
+        for v in [1.0f32, -3.456789e-7, 123456.79, 0.0] {
+            let [x, y, z] = thirds(v);
+            assert!((x as f64 + y as f64 + z as f64 - v as f64).abs() <= v.abs() as f64 * 6e-8);
+            assert_eq!(tf32(v).to_bits() & 0x1fff, 0);
+            assert!((tf32(v) - v).abs() <= v.abs() / 2048.0);
+        }
+        assert_eq!(tf32(1.0 + 1.0 / 2048.0), 1.0);
+        assert_eq!(tf32(1.0 + 3.0 / 2048.0), 1.0 + 1.0 / 512.0);
+        assert_eq!(tf32(f32::INFINITY), f32::INFINITY);
+        assert_eq!(thirds(f32::INFINITY), [f32::INFINITY, 0.0, 0.0]);
     }
 }

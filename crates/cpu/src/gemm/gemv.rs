@@ -5,7 +5,7 @@ use super::level::Level;
 use super::micro::Real;
 use super::operand::Operand;
 use super::scratch::Scratch;
-use rayon::prelude::*;
+use crate::par;
 
 /// Partial sums of a dot product: four AVX-512 vectors of f32. The same at every level.
 const LANES: usize = 64;
@@ -57,7 +57,7 @@ pub(crate) unsafe fn gemv<T: Real>(
     if rows * ks < 2 * TASK {
         (0..blocks).for_each(task);
     } else {
-        (0..blocks).into_par_iter().with_max_len(1).for_each(task);
+        par::for_each(blocks, task);
     }
 }
 

@@ -28,9 +28,9 @@ pub use output::Dense;
 pub(crate) use scratch::Scratch;
 pub(crate) use tiles::Product;
 
+use crate::par;
 use bimetal_tensor::DType;
 use output::Closure;
-use rayon::prelude::*;
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
@@ -182,7 +182,7 @@ unsafe fn vectors<T: Real>(
     };
     let batch = a.offsets.len();
     if batch > 1 && len.saturating_mul(k).saturating_mul(batch) > gemv::TASK {
-        (0..batch).into_par_iter().for_each(one);
+        par::for_each(batch, one);
     } else {
         (0..batch).for_each(one);
     }

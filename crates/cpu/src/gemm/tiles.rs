@@ -10,7 +10,7 @@ use super::grid::Grid;
 use super::level::Level;
 use super::micro::{Family, Real};
 use super::scratch::Scratch;
-use rayon::prelude::*;
+use crate::par;
 use std::ops::Range;
 
 /// One product, or a batch of products of equal size.
@@ -224,13 +224,11 @@ impl<T: Real> Product<'_, T> {
                 }
             }
         };
-        (0..tasks_a + tasks_b)
-            .into_par_iter()
-            .for_each(|t| match (chunk.a, chunk.b) {
-                (Source::Shared(copy), _) if t < tasks_a => pack_a(Dst(copy.cast_mut()), t),
-                (_, Source::Shared(copy)) => pack_b(Dst(copy.cast_mut()), t - tasks_a),
-                _ => {}
-            });
+        par::for_each(tasks_a + tasks_b, |t| match (chunk.a, chunk.b) {
+            (Source::Shared(copy), _) if t < tasks_a => pack_a(Dst(copy.cast_mut()), t),
+            (_, Source::Shared(copy)) => pack_b(Dst(copy.cast_mut()), t - tasks_a),
+            _ => {}
+        });
     }
 
     /// Computes all tiles of a chunk.
@@ -252,11 +250,9 @@ impl<T: Real> Product<'_, T> {
             (0..tasks).for_each(tile);
         } else {
             let together = (SERIAL / 2 * per_matrix / work.max(1)).max(1);
-            (0..tasks)
-                .into_par_iter()
-                .with_min_len(together)
-                .with_max_len(together)
-                .for_each(tile);
+            par::for_each(par::pieces(tasks, together), |g| {
+                par::piece(tasks, together, g).for_each(&tile);
+            });
         }
     }
 

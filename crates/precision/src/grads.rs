@@ -192,41 +192,63 @@ impl Grads<Scaled> {
         }
     }
 
-    /// Sums over several micro-batches made into one set of gradients: `grads` replace the raw ones (same parameters, same order), which were computed
-    /// with the same scale; they are `count` times too large. `loss` is the mean loss.
-    pub fn with_sums(self, loss: Tensor, grads: Vec<Tensor>, count: u32) -> Result<Grads<Scaled>> {
-        if grads.len() != self.grads.len() || count == 0 {
+    /// Where these gradients come from, without the graph behind them: for sums over micro-batches and ranks.
+    pub fn origin(&self) -> Origin {
+        Origin {
+            scaler: self.scaler.clone(),
+            scale: self.scale.clone(),
+            slots: self.slots().cloned().collect(),
+            missing: self.missing.clone(),
+        }
+    }
+}
+
+/// The parameters, the scaler and the scale of a set of gradients: what sums over micro-batches or ranks have in common with their summands.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    scaler: LossScaler,
+    scale: Tensor,
+    slots: Vec<Slot>,
+    missing: Vec<Slot>,
+}
+
+impl Origin {
+    /// Whether `grads` have the same parameters in the same order, and the same scaler.
+    pub fn fits(&self, grads: &Grads<Scaled>) -> bool {
+        self.scaler.same(&grads.scaler)
+            && self.slots.len() == grads.grads.len()
+            && self
+                .slots
+                .iter()
+                .zip(grads.slots())
+                .all(|(a, b)| a.id() == b.id())
+    }
+
+    /// The mean over `count` micro-batches from sums of losses and of scaled gradients (in the order of the parameters). Dividing costs no pass.
+    pub fn mean(&self, loss: &Tensor, sums: Vec<Tensor>, count: u32) -> Result<Grads<Scaled>> {
+        if sums.len() != self.slots.len() || count == 0 {
             return Err(Error::argument(
                 "accumulate",
                 format!(
                     "{} sums over {count} micro-batches for {} gradients",
-                    grads.len(),
-                    self.grads.len()
+                    sums.len(),
+                    self.slots.len()
                 ),
             ));
         }
-        let pairs = self.slots().cloned().zip(grads).collect();
-        let share = (count > 1).then(|| self.one() / count as f64);
-        let factor = product(self.factor.clone(), share);
+        let share =
+            (count > 1).then(|| Tensor::ones(&[], DType::F32, self.scaler.device()) / count as f64);
+        let summed = ScaledLoss {
+            loss: loss / count as f64,
+            scaled: loss.clone(),
+            scale: self.scale.clone(),
+            scaler: self.scaler.clone(),
+        };
+        let grads = self.slots.iter().cloned().zip(sums).collect();
         Ok(Grads {
-            loss,
-            factor,
-            ..self.rebuild(pairs)
+            factor: share,
+            ..Grads::new(&summed, grads, self.missing.clone())
         })
-    }
-
-    /// Whether both have the same parameters in the same order and the same scaler.
-    pub fn fits(&self, other: &Grads<Scaled>) -> bool {
-        self.scaler.same(&other.scaler)
-            && self.grads.len() == other.grads.len()
-            && self
-                .slots()
-                .zip(other.slots())
-                .all(|(a, b)| a.id() == b.id())
-    }
-
-    fn one(&self) -> Tensor {
-        Tensor::ones(&[], DType::F32, self.scaler.device())
     }
 }
 

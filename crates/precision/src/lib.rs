@@ -25,7 +25,7 @@ mod scale;
 mod scaler;
 mod support;
 
-pub use grads::{Grads, Scaled, Scaling, Unscaled};
+pub use grads::{Grads, Origin, Scaled, Scaling, Unscaled};
 pub use numerics::{NonFinite, check_numerics, find_non_finite};
 pub use outcome::{Culprit, SkipLimit, StepOutcome};
 pub use policy::{Policy, PolicyError, PolicyMap, path_matches};

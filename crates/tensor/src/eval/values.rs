@@ -1,4 +1,6 @@
 //! Values of tensors on the host.
+use crate::graph::Op;
+use crate::tensor::{Inputs, Outs};
 use crate::{DType, Device, Element, Error, Result, Tensor};
 
 impl Tensor {
@@ -6,6 +8,25 @@ impl Tensor {
     #[track_caller]
     pub fn eval(&self) -> Result<()> {
         super::eval(&[self])
+    }
+
+    /// Computes the value and returns it as a leaf: the same memory without the graph behind it, which can then be freed. Gradients stop there.
+    #[track_caller]
+    pub fn settle(&self) -> Result<Tensor> {
+        self.eval()?;
+        let Some(buffer) = self.value() else {
+            return Err(Error::other("settle", "the value was not kept"));
+        };
+        let leaf = Tensor::raw(
+            Op::Data,
+            Inputs::new(),
+            Outs::from_buf([self.meta()]),
+            self.device().cloned(),
+            self.label().clone(),
+            None,
+        );
+        let _ = leaf.node.values[0].set(buffer.clone());
+        Ok(leaf)
     }
 
     /// Computes the elements' bytes, row-major.

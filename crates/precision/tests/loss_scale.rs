@@ -184,7 +184,7 @@ fn a_scale_from_a_file_is_checked() {
             .set(&Tensor::from_slice(&[bad], &[], &device))
             .unwrap();
         let e = s.check_state().unwrap_err().to_string();
-        assert!(e.contains(&format!("the scale")), "{e}");
+        assert!(e.contains("the scale"), "{e}");
     }
 }
 

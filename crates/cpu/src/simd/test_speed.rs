@@ -106,5 +106,19 @@ fn speed() {
         let mut d = d.clone();
         rate(|| random::normal_at(level, [1, 2], [3, 4], 0, black_box(&mut d)))
     });
+    for op in [ReduceOp::Sum, ReduceOp::SumSquares, ReduceOp::Max] {
+        show(format!("reduce {op:?}"), &|level| {
+            let f = reduce::reduce_f32_at(level, op);
+            rate(|| {
+                black_box(f(black_box(&x)));
+            })
+        });
+    }
+    show("all_finite".into(), &|level| {
+        let f = reduce::all_finite_at(level);
+        rate(|| {
+            black_box(f(black_box(&x)));
+        })
+    });
     d.fill(0.0);
 }

@@ -20,6 +20,8 @@ mod exec;
 mod gemm;
 mod par;
 #[allow(dead_code)]
+mod rows;
+#[allow(dead_code)]
 mod simd;
 #[cfg(test)]
 #[allow(dead_code)]

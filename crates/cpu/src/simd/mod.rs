@@ -48,14 +48,17 @@ pub(crate) use compare::{
 pub(crate) use convert::{
     Load, Round, Store, load_copy, load_f32, load_u8, round_to, store_copy, store_f32, store_u8,
 };
+pub(crate) use exp::{exp as exp_f32, exp_neg};
 pub use level::{SimdLevel, simd_level};
+pub(crate) use log::log as log_f32;
 pub(crate) use ops::{BinaryOp, CmpOp, LogicOp, UnaryOp};
 pub(crate) use philox::philox_fill_u32;
 pub(crate) use random::{bernoulli_threshold, fill_bernoulli, fill_normal, fill_uniform};
 pub(crate) use reduce::{
     BLOCK, Reduce, ReduceOp, all, all_finite, all_finite_f64, any, argmax_f32, argmax_f64,
     argmax_i32, argmax_i64, argmin_f32, argmin_f64, argmin_i32, argmin_i64, combine_f32,
-    combine_f64, combine_i32, combine_i64, reduce_f32, reduce_f64, reduce_i32, reduce_i64,
+    combine_f64, combine_i32, combine_i64, max_f32, reduce_f32, reduce_f64, reduce_i32, reduce_i64,
+    whole, whole2,
 };
 pub(crate) use tree::Tree;
 pub(crate) use unary::{Unary, unary_f32};

@@ -7,12 +7,11 @@
 //!
 //! ```
 //! use bimetal_layers::{Activation, Layer, Linear, ParamStore, Sequential, cross_entropy};
-//! use bimetal_precision::Policy;
 //! use bimetal_tensor::Tensor;
 //!
 //! # fn main() -> bimetal_tensor::Result<()> {
 //! let device = bimetal_cpu::cpu();
-//! let store = ParamStore::new(&device, Policy::mixed_float16()).seed(0);
+//! let store = ParamStore::new(&device, "mixed_float16").seed(0);
 //! let scope = store.root();
 //! let model = Sequential::new()
 //!     .then(Linear::new(&scope.at("hidden"), 4, 8))

@@ -17,12 +17,12 @@ pub struct Scope {
 }
 
 impl Scope {
-    pub(crate) fn root(store: &ParamStore) -> Scope {
+    pub(crate) fn root(store: &ParamStore, error: Option<Error>) -> Scope {
         Scope {
             store: store.clone(),
             path: "".into(),
             policy: None,
-            error: None,
+            error,
         }
     }
 

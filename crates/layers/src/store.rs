@@ -20,6 +20,8 @@ pub struct ParamStore(Arc<Inner>);
 struct Inner {
     device: Device,
     policies: PolicyMap,
+    /// The mistake that breaks every layer.
+    unusable: Option<Error>,
     seed: AtomicU64,
     applied: OnceLock<Result<Slot>>,
     registry: Mutex<Registry>,
@@ -46,14 +48,32 @@ pub(crate) struct Request {
 }
 
 impl ParamStore {
-    /// An empty store on `device` whose layers follow `policies`: a policy, or policies by path.
-    pub fn new(device: &Device, policies: impl Into<PolicyMap>) -> ParamStore {
+    /// An empty store on `device` whose layers follow `policies`: the name of a policy (`"mixed_float16"`), a [`bimetal_precision::Policy`], or policies by path.
+    ///
+    /// A name that is no policy is a mistake like any other while layers are built: [`ParamStore::check`] and every layer report it.
+    #[track_caller]
+    pub fn new<P>(device: &Device, policies: P) -> ParamStore
+    where
+        P: TryInto<PolicyMap, Error: std::fmt::Display>,
+    {
+        let (policies, mistake) = match policies.try_into() {
+            Ok(p) => (p, None),
+            Err(e) => {
+                let e = Error::argument("policy", e.to_string());
+                (PolicyMap::default(), Some(e))
+            }
+        };
+        let registry = Registry {
+            mistake: mistake.clone(),
+            ..Registry::default()
+        };
         ParamStore(Arc::new(Inner {
             device: device.clone(),
-            policies: policies.into(),
+            policies,
+            unusable: mistake,
             seed: AtomicU64::new(0),
             applied: OnceLock::new(),
-            registry: Mutex::default(),
+            registry: Mutex::new(registry),
         }))
     }
 
@@ -72,7 +92,7 @@ impl ParamStore {
 
     /// The scope in which a model's outermost layers are built.
     pub fn root(&self) -> Scope {
-        Scope::root(self)
+        Scope::root(self, self.0.unusable.clone())
     }
 
     /// All parameters, trainable or not, in the order of registration; tied ones once.

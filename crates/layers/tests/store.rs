@@ -74,6 +74,20 @@ fn mistakes_surface_at_check_and_at_first_use() {
     );
     assert!(layer.forward(&x, &s.eval()).error().is_some());
 
+    let s = ParamStore::new(&device, "mixed_f16");
+    let named = line!() - 1;
+    let layer = Linear::new(&s.root(), 3, 3);
+    for e in [
+        s.check().unwrap_err(),
+        layer.forward(&x, &s.eval()).error().unwrap().clone(),
+    ] {
+        let e = e.to_string();
+        assert!(
+            e.contains("\"mixed_f16\"") && e.contains(&format!("store.rs:{named}")),
+            "{e}"
+        );
+    }
+
     for broken in [
         |s: &ParamStore| drop(Linear::new(&s.root().at(""), 3, 3)),
         |s: &ParamStore| drop(Dropout::new(&s.root().at("d"), 1.0)),

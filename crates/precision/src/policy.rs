@@ -334,6 +334,15 @@ impl From<Policy> for PolicyMap {
     }
 }
 
+/// As `FromStr`.
+impl TryFrom<&str> for PolicyMap {
+    type Error = PolicyError;
+
+    fn try_from(text: &str) -> Result<PolicyMap, PolicyError> {
+        text.parse()
+    }
+}
+
 /// The default, then `; pattern=policy` for each rule; `FromStr` reads it back.
 impl fmt::Display for PolicyMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -258,3 +258,32 @@ fn corner_cases() {
             .is_err()
     );
 }
+
+/// What it is for: the backward pass keeps the segments' inputs alone.
+#[test]
+fn memory_falls() {
+    let run = |on: bool| {
+        let d = bimetal_cpu::cpu();
+        let n = 64;
+        let from = |seed| {
+            let v: Vec<f32> = noise(n * n, seed).iter().map(|v| *v as f32).collect();
+            Tensor::from_slice(&v, &[n, n], &d)
+        };
+        let (x, w) = (from(1), from(2) * 0.1);
+        let mut h = x.clone();
+        for _ in 0..12 {
+            let block = |t: &[Tensor]| {
+                let y = (0..4).fold(t[0].clone(), |y, _| y.matmul(&w).gelu().sin());
+                vec![y + &t[0]]
+            };
+            h = segment(on, block, &[&h]).remove(0);
+        }
+        let g = grad(&h.square().mean_all(), &[&x]).unwrap().remove(0);
+        g.eval().unwrap();
+        (bits(&g), d.memory())
+    };
+    let ((a, kept), (b, again)) = (run(false), run(true));
+    assert_eq!(a, b);
+    assert!(again.peak * 3 < kept.peak, "{again:?} against {kept:?}");
+    assert!(again.saved * 3 < kept.saved, "{again:?} against {kept:?}");
+}

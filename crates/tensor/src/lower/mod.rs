@@ -103,7 +103,9 @@ pub(crate) fn lower(
         let backward = e.group != fuse::NONE
             && fusion.groups[e.group as usize]
                 .all()
-                .any(|n| ir.nodes[n as usize].backward);
+                .map(|n| &ir.nodes[n as usize])
+                // What is computed again belongs to the backward pass.
+                .any(|n| n.backward || n.segment != 0);
         let (r, w) = memory::touched(&e.kernel);
         for (b, write) in r
             .iter()

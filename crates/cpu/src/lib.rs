@@ -17,6 +17,8 @@ mod alloc;
 mod backend;
 mod exec;
 #[allow(dead_code)]
+mod conv;
+#[allow(dead_code)]
 mod gemm;
 mod par;
 #[allow(dead_code)]

@@ -31,11 +31,11 @@ pub(crate) trait Convert: Copy + Default {
     /// `src` readable for `n`, `dst` writable for `n` elements of `dtype` (aligned to it).
     unsafe fn store<I: Isa>(src: *const Self, n: usize, dst: *mut u8, dtype: DType);
 
-    /// Copies `n <= 16` values.
+    /// Copies `n` values, few of them as a rule.
     ///
     /// # Safety
     /// `n` values on both sides.
-    unsafe fn copy_short<I: Isa>(src: *const Self, n: usize, dst: *mut Self);
+    unsafe fn copy_run<I: Isa>(src: *const Self, n: usize, dst: *mut Self);
 
     /// `dst[k * ld + lane] = src[lane * stride + k]`.
     ///
@@ -126,9 +126,9 @@ impl Convert for f32 {
     }
 
     #[inline(always)]
-    unsafe fn copy_short<I: Isa>(src: *const f32, n: usize, dst: *mut f32) {
+    unsafe fn copy_run<I: Isa>(src: *const f32, n: usize, dst: *mut f32) {
         // SAFETY: the caller's contract.
-        unsafe { I::copy_short(src, n, dst) }
+        unsafe { I::copy_run(src, n, dst) }
     }
 
     #[inline(always)]
@@ -191,7 +191,7 @@ impl Convert for f64 {
     }
 
     #[inline(always)]
-    unsafe fn copy_short<I: Isa>(src: *const f64, n: usize, dst: *mut f64) {
+    unsafe fn copy_run<I: Isa>(src: *const f64, n: usize, dst: *mut f64) {
         // SAFETY: the caller's contract.
         unsafe { copy_any(src, n, dst) }
     }

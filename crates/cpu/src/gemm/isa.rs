@@ -14,8 +14,8 @@ pub(crate) trait Isa {
     /// Rounds `n` values to binary16, to nearest even.
     unsafe fn f32_to_f16(src: *const f32, n: usize, dst: *mut u16);
 
-    /// Copies `n <= 16` values.
-    unsafe fn copy_short(src: *const f32, n: usize, dst: *mut f32);
+    /// Copies `n` values, few of them as a rule.
+    unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32);
 
     /// `dst[k * ld + lane] = src[lane * stride + k]`.
     unsafe fn transpose(
@@ -101,7 +101,7 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
-    unsafe fn copy_short(src: *const f32, n: usize, dst: *mut f32) {
+    unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32) {
         // SAFETY: the caller's contract.
         unsafe { copy_any(src, n, dst) }
     }
@@ -174,10 +174,21 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn copy_short(src: *const f32, n: usize, dst: *mut f32) {
-            let mask = !(u32::MAX << n) as u16;
-            // SAFETY: the mask leaves out what is beyond `n`; the caller runs on AVX-512.
-            unsafe { _mm512_mask_storeu_ps(dst, mask, _mm512_maskz_loadu_ps(mask, src)) }
+        unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32) {
+            let mut i = 0;
+            while i < n {
+                let mask = if n - i < 16 {
+                    !(u16::MAX << (n - i))
+                } else {
+                    u16::MAX
+                };
+                // SAFETY: the mask leaves out what is beyond `n`; the caller runs on AVX-512.
+                unsafe {
+                    let x = _mm512_maskz_loadu_ps(mask, src.add(i));
+                    _mm512_mask_storeu_ps(dst.add(i), mask, x);
+                }
+                i += 16;
+            }
         }
 
         #[inline(always)]
@@ -272,9 +283,24 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn copy_short(src: *const f32, n: usize, dst: *mut f32) {
-            // SAFETY: the caller's contract.
-            unsafe { copy_any(src, n, dst) }
+        unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32) {
+            // SAFETY: every vector lies within `n`; the last one may overlap the one before.
+            unsafe {
+                if n >= 8 {
+                    let mut i = 0;
+                    while i < n {
+                        let at = i.min(n - 8);
+                        _mm256_storeu_ps(dst.add(at), _mm256_loadu_ps(src.add(at)));
+                        i += 8;
+                    }
+                } else if n >= 4 {
+                    for at in [0, n - 4] {
+                        _mm_storeu_ps(dst.add(at), _mm_loadu_ps(src.add(at)));
+                    }
+                } else {
+                    copy_any(src, n, dst);
+                }
+            }
         }
 
         #[inline(always)]

@@ -4,8 +4,8 @@ mod convert;
 mod factors;
 mod gemv;
 mod grid;
-mod isa;
-mod level;
+pub(crate) mod isa;
+pub(crate) mod level;
 mod micro;
 mod operand;
 mod output;
@@ -15,7 +15,7 @@ mod tests;
 mod tiles;
 
 #[allow(unused_imports)]
-pub(crate) use convert::Convert;
+pub(crate) use convert::{Convert, Elements};
 pub use factors::Tile;
 #[allow(unused_imports)]
 pub(crate) use factors::{Layout, PackA, PackB, Sink};
@@ -24,25 +24,13 @@ pub(crate) use isa::{Isa, by_level};
 pub(crate) use level::Level;
 pub(crate) use micro::Real;
 pub use operand::Operand;
-pub use output::Dense;
+pub(crate) use output::AnySink;
+pub use output::{Dense, Output};
 pub(crate) use scratch::Scratch;
 pub(crate) use tiles::Product;
 
 use crate::par;
 use bimetal_tensor::DType;
-use output::Closure;
-
-/// Where a product goes.
-#[derive(Clone, Copy)]
-pub enum Output<'a> {
-    /// Memory. The sum is f64 if `F64` values take part or are stored, otherwise f32.
-    Dense(Dense),
-    /// A closure that is given every finished f32 tile once, from any thread, and stores what it
-    /// makes of it. The tiles do not depend on the number of threads.
-    Tiles(&'a (dyn Fn(Tile<'_, f32>) + Sync)),
-    /// The same with f64 sums.
-    Tiles64(&'a (dyn Fn(Tile<'_, f64>) + Sync)),
-}
 
 /// `C[b] = A[b] * B[b]`, A `[m, k]`, B `[k, n]`, C `[m, n]`, for every b below `a.offsets.len()`.
 ///
@@ -73,15 +61,15 @@ pub(crate) unsafe fn gemm_at(
     out: Output<'_>,
 ) {
     let wide = a.value_dtype() == DType::F64 || b.value_dtype() == DType::F64;
+    let dense = match out {
+        Output::Dense(dense) => Some(dense),
+        _ => None,
+    };
     // SAFETY: the caller's contract.
     unsafe {
-        match out {
-            Output::Dense(out) if wide || out.dtype == DType::F64 => {
-                product::<f64>(level, m, n, k, a, b, &out, Some(out))
-            }
-            Output::Dense(out) => product::<f32>(level, m, n, k, a, b, &out, Some(out)),
-            Output::Tiles(f) => product::<f32>(level, m, n, k, a, b, &Closure(f), None),
-            Output::Tiles64(f) => product::<f64>(level, m, n, k, a, b, &Closure(f), None),
+        match out.sink(wide) {
+            AnySink::F32(out) => product::<f32>(level, m, n, k, a, b, &*out, dense),
+            AnySink::F64(out) => product::<f64>(level, m, n, k, a, b, &*out, dense),
         }
     }
 }

@@ -217,7 +217,7 @@ unsafe fn pack_k_major_body<I: Isa, T: Real>(
             };
             for (panel, first) in (0..rows).step_by(mr).enumerate() {
                 let to = dst.add(panel * stride + k * mr);
-                T::copy_short::<I>(values.add(first), mr.min(rows - first), to);
+                T::copy_run::<I>(values.add(first), mr.min(rows - first), to);
             }
         }
     }

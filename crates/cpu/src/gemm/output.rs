@@ -6,6 +6,18 @@ use super::level::Level;
 use super::micro::Real;
 use bimetal_tensor::DType;
 
+/// Where a product goes.
+#[derive(Clone, Copy)]
+pub enum Output<'a> {
+    /// Memory. The sum is f64 if `F64` values take part or are stored, otherwise f32.
+    Dense(Dense),
+    /// A closure that is given every finished f32 tile once, from any thread, and stores what it
+    /// makes of it. The tiles do not depend on the number of threads.
+    Tiles(&'a (dyn Fn(Tile<'_, f32>) + Sync)),
+    /// The same with f64 sums.
+    Tiles64(&'a (dyn Fn(Tile<'_, f64>) + Sync)),
+}
+
 /// Row-major matrices of any float type; values are rounded once, to nearest even.
 #[derive(Clone, Copy)]
 pub struct Dense {
@@ -87,10 +99,28 @@ unsafe fn store_rows_body<I: Isa, T: Real>(
 }
 
 /// A closure that takes finished tiles.
-pub(crate) struct Closure<'a, T>(pub(crate) &'a (dyn Fn(Tile<'_, T>) + Sync));
+struct Closure<'a, T>(&'a (dyn Fn(Tile<'_, T>) + Sync));
 
 impl<T: Real> Sink<T> for Closure<'_, T> {
     fn store(&self, _level: Level, tile: Tile<'_, T>) {
         (self.0)(tile);
+    }
+}
+
+/// A destination of one of the accumulator types.
+pub(crate) enum AnySink<'a> {
+    F32(Box<dyn Sink<f32> + 'a>),
+    F64(Box<dyn Sink<f64> + 'a>),
+}
+
+impl<'a> Output<'a> {
+    /// The destination; memory is filled from f64 sums if `wide` or if it stores f64.
+    pub(crate) fn sink(self, wide: bool) -> AnySink<'a> {
+        match self {
+            Output::Dense(out) if wide || out.dtype == DType::F64 => AnySink::F64(Box::new(out)),
+            Output::Dense(out) => AnySink::F32(Box::new(out)),
+            Output::Tiles(f) => AnySink::F32(Box::new(Closure(f))),
+            Output::Tiles64(f) => AnySink::F64(Box::new(Closure(f))),
+        }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Product<'a, T> {
 const SERIAL: usize = 1 << 19;
 /// Multiply-adds of one matrix of a batch from which it is computed alone, its factors packed once.
 const ALONE: usize = 1 << 23;
+/// Tiles that it has then, so that the threads have enough to do.
+const MANY: usize = 8;
 /// Column panels for which it pays to read A from where it lies.
 const DIRECT_PANELS: usize = 8;
 /// Row panels for which it pays to read B from where it lies.
@@ -91,7 +93,8 @@ impl<T: Real> Product<'_, T> {
         let family = T::family(self.level);
         let grid = Grid::new(&family, self.m, self.n, self.k);
         let work = (self.m * self.n).saturating_mul(self.k);
-        if work >= ALONE || self.batch == 1 && work >= SERIAL {
+        let tiles = self.m.div_ceil(grid.rows) * self.n.div_ceil(grid.cols);
+        if work >= ALONE && tiles >= MANY || self.batch == 1 && work >= SERIAL {
             for batch in 0..self.batch {
                 self.one(&family, &grid, batch);
             }

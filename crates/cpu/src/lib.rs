@@ -15,9 +15,9 @@
 #![allow(unsafe_code)]
 mod alloc;
 mod backend;
-mod exec;
 #[allow(dead_code)]
 mod conv;
+mod exec;
 #[allow(dead_code)]
 mod gemm;
 mod par;

@@ -11,6 +11,7 @@ mod weight_grad;
 mod weights;
 
 use crate::gemm::{AnySink, Elements, Level, Output};
+use crate::simd::simd_level;
 use bimetal_tensor::DType;
 
 /// Sizes of a two-dimensional convolution; `[height, width]` where there are two.
@@ -114,7 +115,7 @@ impl View4 {
 /// writable and apart from both.
 pub unsafe fn conv2d(conv: &Conv2d, x: View4, w: View4, out: Output<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { conv2d_at(Level::current(), conv, x, w, out) }
+    unsafe { conv2d_at(simd_level(), conv, x, w, out) }
 }
 
 unsafe fn conv2d_at(level: Level, conv: &Conv2d, x: View4, w: View4, out: Output<'_>) {
@@ -134,7 +135,7 @@ unsafe fn conv2d_at(level: Level, conv: &Conv2d, x: View4, w: View4, out: Output
 /// As [`conv2d`], with `dy` of the shape of y.
 pub unsafe fn conv2d_input_grad(conv: &Conv2d, dy: View4, w: View4, out: Output<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { conv2d_input_grad_at(Level::current(), conv, dy, w, out) }
+    unsafe { conv2d_input_grad_at(simd_level(), conv, dy, w, out) }
 }
 
 unsafe fn conv2d_input_grad_at(level: Level, conv: &Conv2d, dy: View4, w: View4, out: Output<'_>) {
@@ -156,7 +157,7 @@ unsafe fn conv2d_input_grad_at(level: Level, conv: &Conv2d, dy: View4, w: View4,
 /// As [`conv2d`], with `dy` of the shape of y.
 pub unsafe fn conv2d_weight_grad(conv: &Conv2d, x: View4, dy: View4, out: Output<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { conv2d_weight_grad_at(Level::current(), conv, x, dy, out) }
+    unsafe { conv2d_weight_grad_at(simd_level(), conv, x, dy, out) }
 }
 
 unsafe fn conv2d_weight_grad_at(level: Level, conv: &Conv2d, x: View4, dy: View4, out: Output<'_>) {

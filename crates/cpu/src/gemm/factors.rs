@@ -1,6 +1,6 @@
 //! What the blocked product needs to know of its factors and of its result.
 
-use super::level::Level;
+use super::Level;
 use std::ops::Range;
 
 /// How packed rows of A lie in memory.

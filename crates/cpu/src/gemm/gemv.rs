@@ -1,7 +1,7 @@
 //! Matrix times vector: one pass over the matrix where it lies, nothing packed.
 
+use super::Level;
 use super::isa::{Isa, by_level};
-use super::level::Level;
 use super::micro::Real;
 use super::operand::Operand;
 use super::scratch::Scratch;

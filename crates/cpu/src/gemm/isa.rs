@@ -367,10 +367,10 @@ mod x86 {
 macro_rules! by_level {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$T:ident: $bound:path>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$meta])*
-        $vis unsafe fn $name<$T: $bound>(level: $crate::gemm::level::Level, $($arg: $ty),*) {
+        $vis unsafe fn $name<$T: $bound>(level: $crate::gemm::Level, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                use $crate::gemm::level::Level;
+                use $crate::gemm::Level;
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
                 unsafe fn avx512<$T: $bound>($($arg: $ty),*) {
                     // SAFETY: the caller's contract; the features are on.

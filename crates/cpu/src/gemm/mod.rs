@@ -5,7 +5,6 @@ mod factors;
 mod gemv;
 mod grid;
 pub(crate) mod isa;
-pub(crate) mod level;
 mod micro;
 mod operand;
 mod output;
@@ -14,6 +13,7 @@ mod scratch;
 mod tests;
 mod tiles;
 
+pub(crate) use crate::simd::SimdLevel as Level;
 #[allow(unused_imports)]
 pub(crate) use convert::{Convert, Elements};
 pub use factors::Tile;
@@ -21,7 +21,6 @@ pub use factors::Tile;
 pub(crate) use factors::{Layout, PackA, PackB, Sink};
 #[allow(unused_imports)]
 pub(crate) use isa::{Isa, by_level};
-pub(crate) use level::Level;
 pub(crate) use micro::Real;
 pub use operand::Operand;
 pub(crate) use output::AnySink;
@@ -30,6 +29,7 @@ pub(crate) use scratch::Scratch;
 pub(crate) use tiles::Product;
 
 use crate::par;
+use crate::simd::simd_level;
 use bimetal_tensor::DType;
 
 /// `C[b] = A[b] * B[b]`, A `[m, k]`, B `[k, n]`, C `[m, n]`, for every b below `a.offsets.len()`.
@@ -44,7 +44,7 @@ use bimetal_tensor::DType;
 /// not overlap each other.
 pub unsafe fn gemm(m: usize, n: usize, k: usize, a: Operand<'_>, b: Operand<'_>, out: Output<'_>) {
     // SAFETY: the caller's contract.
-    unsafe { gemm_at(Level::current(), m, n, k, a, b, out) }
+    unsafe { gemm_at(simd_level(), m, n, k, a, b, out) }
 }
 
 /// [`gemm`] at a given level.

@@ -1,9 +1,9 @@
 //! Packing a strided matrix of any float type.
 
+use super::Level;
 use super::convert::Elements;
 use super::factors::{Layout, PackA, PackB};
 use super::isa::{Isa, by_level};
-use super::level::Level;
 use super::micro::Real;
 use super::scratch::Scratch;
 use bimetal_tensor::DType;

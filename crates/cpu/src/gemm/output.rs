@@ -1,8 +1,8 @@
 //! Where a product goes: memory of any float type, or a closure.
 
+use super::Level;
 use super::factors::{Sink, Tile};
 use super::isa::{Isa, by_level};
-use super::level::Level;
 use super::micro::Real;
 use bimetal_tensor::DType;
 

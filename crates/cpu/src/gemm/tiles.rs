@@ -5,9 +5,9 @@
 //! over `kc` steps of k, added up in ascending order. So neither the grid nor the number of threads
 //! shows in the result.
 
+use super::Level;
 use super::factors::{Layout, PackA, PackB, Sink, Tile};
 use super::grid::Grid;
-use super::level::Level;
 use super::micro::{Family, Real};
 use super::scratch::Scratch;
 use crate::par;

@@ -6,8 +6,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
+use super::Level;
 use super::convert::Convert;
-use super::level::Level;
 
 /// `C[R x cols] (+)= A[R x k] * B[k x cols]` for a fixed number of rows `R`.
 ///

@@ -7,10 +7,10 @@
 
 use super::columns::{ByImage, Columns};
 use super::stage::{Layout, Staged, stage};
-use super::weights::{Shared, Weights};
+use super::weights::Weights;
 use super::{Conv2d, View4};
-use crate::gemm::{Level, Operand, Product, Real, Scratch, Sink, Tile};
-use rayon::prelude::*;
+use crate::gemm::{Dst, Level, Operand, Product, Real, Scratch, Sink, Tile};
+use crate::par;
 use std::ops::Range;
 
 /// Along one axis: the positions with one remainder and the window elements that meet them.
@@ -100,7 +100,7 @@ pub(super) unsafe fn run<T: Real>(
                     image: first,
                 };
                 let every = dx.as_ref().map(|dx| EveryNth {
-                    dx: Shared(dx.ptr()),
+                    dx: Dst(dx.ptr()),
                     first: [y.first, x.first],
                     len: [y.len, x.len],
                     stride: conv.stride,
@@ -164,31 +164,30 @@ fn reordered<T: Real>(conv: &Conv2d, w: *const T, y: &Axis, x: &Axis) -> Scratch
     let (channels, filters, taps) = conv.group();
     let k = filters * y.taps.len() * x.taps.len();
     let copy = Scratch::take::<T>(conv.channels * k);
-    let (w, dst) = (Shared(w.cast_mut()), Shared(copy.ptr::<T>()));
-    (0..conv.channels)
-        .into_par_iter()
-        .with_min_len((1 << 12) / k.max(1) + 1)
-        .for_each(|gc| {
-            let (w, dst) = (&w, &dst);
+    let (w, dst) = (Dst(w.cast_mut()), Dst(copy.ptr::<T>()));
+    let together = (1 << 12) / k.max(1) + 1;
+    par::for_each(par::pieces(conv.channels, together), |t| {
+        for gc in par::piece(conv.channels, together, t) {
             let (g, c) = (gc / channels, gc % channels);
             let mut at = gc * k;
             for o in g * filters..(g + 1) * filters {
                 let row = (o * channels + c) * taps;
                 for (u, _) in &y.taps {
                     for (v, _) in &x.taps {
-                        // SAFETY: an element of the weights; each task writes its own channel.
-                        unsafe { *dst.0.add(at) = *w.0.add(row + u * conv.kernel[1] + v) };
+                        // SAFETY: an element of the weights; each task writes its own channels.
+                        unsafe { *dst.at(at) = *w.at(row + u * conv.kernel[1] + v) };
                         at += 1;
                     }
                 }
             }
-        });
+        }
+    });
     copy
 }
 
 /// Writes positions of one remainder between those of the others, `[image, channel, h, w]`.
 struct EveryNth<T> {
-    dx: Shared<T>,
+    dx: Dst<T>,
     first: [usize; 2],
     len: [usize; 2],
     stride: [usize; 2],
@@ -214,7 +213,7 @@ impl<T: Real> Sink<T> for EveryNth<T> {
                 let offset = (plane * self.size[0] + y) * self.size[1] + x;
                 for (i, value) in row_of[j..j + len].iter().enumerate() {
                     // SAFETY: y and x lie in the plane; tiles and remainders share no element.
-                    unsafe { *self.dx.0.add(offset + i * self.stride[1]) = *value }
+                    unsafe { *self.dx.at(offset + i * self.stride[1]) = *value }
                 }
                 j += len;
             }
@@ -231,23 +230,19 @@ fn hand_over<T: Real>(
     inner: &dyn Sink<T>,
 ) {
     let plane = conv.input[0] * conv.input[1];
-    let dx = Shared(dx);
-    if conv.channels * plane == 0 {
+    let (dx, len) = (Dst(dx), conv.channels * plane);
+    if len == 0 {
         return;
     }
-    images.clone().into_par_iter().for_each(|image| {
-        let dx = &dx;
-        let len = conv.channels * plane;
+    par::for_each(images.len(), |i| {
         // SAFETY: the scratch holds that many values of this image.
-        let data =
-            unsafe { std::slice::from_raw_parts_mut(dx.0.add((image - images.start) * len), len) };
-        let (rows, cols) = (conv.channels, plane);
+        let data = unsafe { std::slice::from_raw_parts_mut(dx.at(i * len), len) };
         let tile = Tile {
-            batch: image,
+            batch: images.start + i,
             row: 0,
-            rows,
+            rows: conv.channels,
             col: 0,
-            cols,
+            cols: plane,
             data,
             ld: plane,
         };

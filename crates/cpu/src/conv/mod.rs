@@ -108,7 +108,7 @@ impl View4 {
 /// `y = conv(x, w)`, y as one matrix `[filters, h * w]` per image.
 ///
 /// Sums are f32 (f64 if f64 values take part) in a fixed order and are rounded once. Runs in the
-/// current rayon pool; the bits do not depend on the number of threads.
+/// current pool; the bits do not depend on the number of threads.
 ///
 /// # Safety
 /// As [`gemm`](crate::gemm::gemm): `x` and `w` readable with the shapes of `conv`, a dense `out`

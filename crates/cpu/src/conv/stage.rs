@@ -1,8 +1,8 @@
 //! Images as values of the accumulator type with their padding, so that windows are mere offsets.
 
 use super::View4;
-use crate::gemm::{Isa, Level, Real, Scratch, by_level};
-use rayon::prelude::*;
+use crate::gemm::{Dst, Isa, Level, Real, Scratch, by_level};
+use crate::par;
 use std::ops::Range;
 
 /// Values that are staged at a time.
@@ -83,23 +83,17 @@ pub(super) unsafe fn stage<T: Real>(
     }
     let planes = images.len() * layout.channels;
     let own = Scratch::take::<T>(planes * layout.plane());
-    let dst = Shared(own.ptr::<T>());
+    let dst = Dst(own.ptr::<T>());
     // Small planes go several to a task.
     let together = (1 << 14) / layout.plane().max(1) + 1;
-    (0..planes)
-        .into_par_iter()
-        .with_min_len(together)
-        .for_each(|p| {
-            let dst = &dst;
-            let src = x.at([
-                images.start + p / layout.channels,
-                p % layout.channels,
-                0,
-                0,
-            ]);
-            // SAFETY: each task writes its own plane.
-            unsafe { plane(level, x, src, layout, dst.0.add(p * layout.plane())) }
-        });
+    par::for_each(par::pieces(planes, together), |t| {
+        for p in par::piece(planes, together, t) {
+            let (image, channel) = (p / layout.channels, p % layout.channels);
+            let src = x.at([images.start + image, channel, 0, 0]);
+            // SAFETY: each task writes its own planes.
+            unsafe { plane(level, x, src, layout, dst.at(p * layout.plane())) }
+        }
+    });
     let strides = [layout.image(), layout.plane(), layout.row()];
     Staged {
         ptr: own.ptr(),
@@ -107,10 +101,6 @@ pub(super) unsafe fn stage<T: Real>(
         _own: Some(own),
     }
 }
-
-struct Shared<T>(*mut T);
-// SAFETY: tasks write disjoint planes.
-unsafe impl<T> Sync for Shared<T> {}
 
 by_level!(
     /// One plane with its padding.

@@ -1,9 +1,9 @@
 //! Weights as matrices whose values lie together.
 
 use super::{Conv2d, View4};
-use crate::gemm::{Isa, Level, Operand, Real, Scratch, by_level};
+use crate::gemm::{Dst, Isa, Level, Operand, Real, Scratch, by_level};
+use crate::par;
 use bimetal_tensor::DType;
-use rayon::prelude::*;
 
 /// Weights `[filters, channels of a group, kh, kw]` that lie together: where they are, or in a copy.
 pub(super) struct Weights {
@@ -37,15 +37,14 @@ impl Weights {
         let (channels, _, taps) = conv.group();
         let row = channels * taps;
         let own = Scratch::take::<T>(conv.filters * row);
-        let dst = Shared(own.ptr::<T>());
-        (0..conv.filters)
-            .into_par_iter()
-            .with_min_len((1 << 12) / row.max(1) + 1)
-            .for_each(|o| {
-                let dst = &dst;
-                // SAFETY: each task writes the row of its own filter.
-                unsafe { filter(level, w, conv, o, dst.0.add(o * row)) }
-            });
+        let dst = Dst(own.ptr::<T>());
+        let together = (1 << 12) / row.max(1) + 1;
+        par::for_each(par::pieces(conv.filters, together), |t| {
+            for o in par::piece(conv.filters, together, t) {
+                // SAFETY: each task writes the rows of its own filters.
+                unsafe { filter(level, w, conv, o, dst.at(o * row)) }
+            }
+        });
         let ptr = own.ptr::<u8>().cast_const();
         Weights {
             ptr,
@@ -73,10 +72,6 @@ impl Weights {
         }
     }
 }
-
-pub(super) struct Shared<T>(pub(super) *mut T);
-// SAFETY: tasks write disjoint parts.
-unsafe impl<T> Sync for Shared<T> {}
 
 by_level!(
     /// One filter.

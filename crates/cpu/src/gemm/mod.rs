@@ -25,7 +25,7 @@ pub(crate) use micro::Real;
 pub use operand::Operand;
 pub(crate) use output::AnySink;
 pub use output::{Dense, Output};
-pub(crate) use scratch::Scratch;
+pub(crate) use scratch::{Dst, Scratch};
 pub(crate) use tiles::Product;
 
 use crate::par;
@@ -36,7 +36,7 @@ use bimetal_tensor::DType;
 ///
 /// Sums are f32 (f64 if f64 values take part) and are rounded once, when stored. Every element is
 /// summed in an order that depends on nothing but k and the instruction set, so the bits do not
-/// depend on the number of threads. k = 0 gives zeros. Runs in the current rayon pool.
+/// depend on the number of threads. k = 0 gives zeros. Runs in the current pool.
 ///
 /// # Safety
 /// `a` and `b` have equally many offsets and all their elements are readable, aligned to their type

@@ -98,6 +98,21 @@ impl Drop for Scratch {
     }
 }
 
+/// A pointer that tasks write disjoint parts behind.
+#[derive(Clone, Copy)]
+pub(crate) struct Dst<T>(pub(crate) *mut T);
+// SAFETY: who writes behind it has to keep to that.
+unsafe impl<T> Send for Dst<T> {}
+// SAFETY: who writes behind it has to keep to that.
+unsafe impl<T> Sync for Dst<T> {}
+
+impl<T> Dst<T> {
+    /// The address `offset` values on.
+    pub(crate) fn at(&self, offset: usize) -> *mut T {
+        self.0.wrapping_add(offset)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

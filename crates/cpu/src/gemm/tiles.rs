@@ -9,7 +9,7 @@ use super::Level;
 use super::factors::{Layout, PackA, PackB, Sink, Tile};
 use super::grid::Grid;
 use super::micro::{Family, Real};
-use super::scratch::Scratch;
+use super::scratch::{Dst, Scratch};
 use crate::par;
 use std::ops::Range;
 
@@ -54,20 +54,6 @@ unsafe impl<T> Send for Source<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Source<T> {}
 
-/// A pointer that tasks write disjoint parts behind.
-#[derive(Clone, Copy)]
-struct Dst<T>(*mut T);
-// SAFETY: see above.
-unsafe impl<T> Send for Dst<T> {}
-// SAFETY: see above.
-unsafe impl<T> Sync for Dst<T> {}
-
-impl<T> Dst<T> {
-    fn at(&self, offset: usize) -> *mut T {
-        self.0.wrapping_add(offset)
-    }
-}
-
 /// A part of the product whose factors are packed together.
 struct Chunk<T> {
     batches: Range<usize>,
@@ -85,7 +71,7 @@ fn chunks(len: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 impl<T: Real> Product<'_, T> {
-    /// Computes everything, in parallel on the current rayon pool.
+    /// Computes everything, in parallel on the current pool.
     pub(crate) fn run(&self) {
         if self.batch == 0 || self.m == 0 || self.n == 0 {
             return;

@@ -1,7 +1,7 @@
 //! Finding the numbers that are not finite.
-use bimetal_tensor::graph::{NodeId, Op};
-use bimetal_tensor::{DType, Error, Label, Result, Shape, Tensor, eval};
-use std::collections::HashSet;
+use bimetal_tensor::graph::{Literal, Op};
+use bimetal_tensor::{DType, Error, Label, Result, Shape, Slot, Tensor, eval};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 /// A tensor with elements that are not finite.
@@ -105,59 +105,92 @@ pub fn check_numerics(tensors: &[(&str, &Tensor)]) -> Result<Option<NonFinite>> 
     Ok(None)
 }
 
-/// The earliest operation below `tensors`, forward before backward, that made numbers that are not finite out of finite ones; `None` if all is finite, or if
-/// what is not finite came in from outside. Only operations on the way to a tensor of `tensors` that is not finite count.
+/// The cause of what is not finite in `tensors`: the earliest operation below them, forward before backward, that made NaN where no operand had one, or infinity
+/// of finite operands. If there is none, what is not finite came in from outside, and the first such leaf (a batch, a parameter) is returned; `None` if all
+/// tensors are finite.
+///
+/// Only operations count from which numbers that are not finite reach one of `tensors`; infinite numbers in the code, such as those of masks, do not.
 ///
 /// Evaluates every floating operation's result, all at once: for looking for the cause of a failure, not for every step. The graph must not read
 /// state that has been replaced since it was built.
 pub fn find_non_finite(tensors: &[&Tensor]) -> Result<Option<NonFinite>> {
-    let named: Vec<(&str, &Tensor)> = tensors.iter().map(|t| ("", *t)).collect();
     let mut roots = Vec::new();
-    for (_, t) in &named {
+    for t in tensors {
         if check_numerics(&[("", *t)])?.is_some() {
             roots.push((*t).clone());
         }
     }
-    let nodes = below(&roots);
+    if roots.is_empty() {
+        return Ok(None);
+    }
     let mut flags = Vec::new();
-    for t in &nodes {
-        for i in 0..t.output_count() {
-            let out = t.output(i);
-            if out.dtype().is_float() && out.device().is_some() {
-                let ok = match out.numel()? {
-                    0 => continue,
-                    _ => out.is_finite().all(&[], false),
-                };
-                flags.push((out, ok));
+    for node in &below(&roots) {
+        for i in 0..node.output_count() {
+            let out = node.output(i);
+            if out.dtype().is_float() && out.device().is_some() && out.numel()? > 0 {
+                let finite = out.is_finite().all(&[], false);
+                let nan = out.is_nan().any(&[], false);
+                flags.push((out, finite, nan));
             }
         }
     }
-    eval(&flags.iter().map(|(_, ok)| ok).collect::<Vec<_>>())?;
-    let mut bad: HashSet<(NodeId, usize)> = HashSet::new();
-    for (t, ok) in &flags {
-        if ok.item()? == 0.0 {
-            bad.insert((t.id(), t.output_index()));
+    let wanted: Vec<&Tensor> = flags.iter().flat_map(|(_, f, n)| [f, n]).collect();
+    eval(&wanted)?;
+    let mut states = HashMap::new();
+    for (t, finite, nan) in &flags {
+        let state = match (finite.item()? != 0.0, nan.item()? != 0.0) {
+            (true, _) => State::Finite,
+            (false, false) => State::Infinite,
+            (false, true) => State::Nan,
+        };
+        states.insert((t.id(), t.output_index()), state);
+    }
+    let state = |t: &Tensor| {
+        let known = states.get(&(t.id(), t.output_index())).copied();
+        known.unwrap_or_else(|| number(t))
+    };
+    let cause = |t: &Tensor| {
+        let given = t.inputs().iter().map(state).max();
+        given.is_some_and(|worst| state(t) > worst)
+    };
+    let leaf = |t: &Tensor| t.inputs().is_empty() && state(t) != State::Finite;
+    // Only what is not finite all the way up to a root: what a mask or a branch stops is no cause.
+    let mut guilty = HashSet::new();
+    while let Some(t) = roots.pop() {
+        if state(&t) != State::Finite && guilty.insert((t.id(), t.output_index())) {
+            roots.extend(t.inputs().iter().cloned());
         }
     }
-    for (t, _) in &flags {
-        let here = bad.contains(&(t.id(), t.output_index()));
-        let given = t.inputs().is_empty();
-        let from_outside = t
-            .inputs()
-            .iter()
-            .any(|x| bad.contains(&(x.id(), x.output_index())) || is_non_finite_number(x));
-        if here && !given && !from_outside {
-            let c = counts(t);
-            eval(&c.iter().collect::<Vec<_>>())?;
-            return report("", t, &c);
-        }
-    }
-    Ok(None)
+    let tensors = || {
+        let all = flags.iter().map(|(t, ..)| t);
+        all.filter(|t| guilty.contains(&(t.id(), t.output_index())))
+    };
+    let found = tensors()
+        .find(|t| cause(t))
+        .or_else(|| tensors().find(|t| leaf(t)));
+    let Some(t) = found else {
+        return Ok(None);
+    };
+    let c = counts(t);
+    eval(&c.each_ref())?;
+    report(t.slot().map_or("", Slot::name), t, &c)
 }
 
-fn is_non_finite_number(t: &Tensor) -> bool {
-    use bimetal_tensor::graph::Literal;
-    matches!(t.op(), Op::Scalar(Literal::Value(v)) if !v.0.is_finite())
+/// How far from finite.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Finite,
+    Infinite,
+    Nan,
+}
+
+/// The state of what is no tensor on the device: a number in the code.
+fn number(t: &Tensor) -> State {
+    match t.op() {
+        Op::Scalar(Literal::Value(v)) if v.0.is_nan() => State::Nan,
+        Op::Scalar(Literal::Value(v)) if v.0.is_infinite() => State::Infinite,
+        _ => State::Finite,
+    }
 }
 
 /// The nodes below `roots`, inputs before those that use them, forward before backward among the ready ones.

@@ -1,7 +1,7 @@
 //! The search for numbers that are not finite, and what a device has.
 use bimetal_autodiff::grad;
 use bimetal_precision::{Policy, check_numerics, find_non_finite, precision_support, warn_if_slow};
-use bimetal_tensor::{DType, Device, PathGuard, Support, Tensor};
+use bimetal_tensor::{DType, Device, PathGuard, Slot, Support, Tensor};
 
 fn vector(data: &[f32], device: &Device) -> Tensor {
     Tensor::from_slice(data, &[data.len()], device)
@@ -92,13 +92,50 @@ fn masks_and_branches_without_effect_do_not_count() {
     let p = mask.select(&x, f64::NEG_INFINITY).softmax(-1);
     assert!(find_non_finite(&[&p]).unwrap().is_none());
     let log = p.log();
-    let unused = (&x - &x).recip();
     let found = find_non_finite(&[&log]).unwrap().unwrap();
     assert_eq!(found.op, "log");
-    let _ = unused;
-    // What came in from outside is nobody's fault here.
-    let y = vector(&[f32::NAN], &device);
-    assert!(find_non_finite(&[&(y * 2.0)]).unwrap().is_none());
+    // The logarithm of a negative number that a branch leaves out is not the cause; the division is.
+    let safe = mask.select((&x - 1.5).log(), 0.0);
+    let found = find_non_finite(&[&(safe / (&x - 2.0))]).unwrap().unwrap();
+    assert_eq!((found.op, found.plus_inf + found.minus_inf), ("div", 1));
+}
+
+#[test]
+fn infinities_that_cancel_are_the_cause_of_their_nan() {
+    let device = bimetal_cpu::cpu();
+    // All keys masked: the infinities come from a mask, the NaN from the difference.
+    let x = vector(&[1.0, 2.0], &device);
+    let scores = x.gt(5.0).select(&x, f64::NEG_INFINITY);
+    let shifted = &scores - scores.max(&[], false);
+    let found = find_non_finite(&[&(shifted.exp() * 2.0)]).unwrap().unwrap();
+    assert_eq!((found.op, found.nan), ("sub", 2));
+}
+
+#[test]
+fn what_came_in_from_outside_is_named() {
+    let device = bimetal_cpu::cpu();
+    let batch = vector(&[1.0, f32::NAN, f32::INFINITY], &device);
+    let w = Slot::new("head.weight", &vector(&[1.0], &device), &device).unwrap();
+    let found = find_non_finite(&[&(&batch * w.read())]).unwrap().unwrap();
+    assert_eq!((found.op, found.nan, found.plus_inf), ("data", 1, 1));
+    w.set(&vector(&[f32::INFINITY], &device)).unwrap();
+    let found = find_non_finite(&[&(w.read() * 2.0).square()])
+        .unwrap()
+        .unwrap();
+    assert_eq!((found.op, &found.name[..]), ("read", "head.weight"));
+}
+
+#[test]
+fn the_one_operation_that_overflows_is_found_among_many() {
+    let device = bimetal_cpu::cpu();
+    let mut x = vector(&[1.0], &device);
+    for i in 0..300 {
+        let _layer = PathGuard::push(format!("layer.{i}").into());
+        x = x * 2.0;
+    }
+    let found = find_non_finite(&[&x]).unwrap().unwrap();
+    // 2^128 is the first power that f32 does not hold.
+    assert_eq!((found.op, found.path()), ("mul", "layer.127"));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use bimetal_tensor::graph::OptimRule;
 /// Adam (Kingma and Ba 2015), PyTorch's form: `eps` is added after the bias correction, weight decay goes into the gradient.
 ///
 /// Moments and updates are f32 whatever the policy, so that the default `eps` of 1e-8 is not 0; parameters in half precision are updated in f32 and rounded
-/// once. Bias correction counts applied steps.
+/// once. Bias correction counts the applied steps of the store, as Keras does: a parameter that is thawed late starts with moments that are not corrected, so its first
+/// updates are too large; a new optimizer for that stage, or a warm-up, avoids it.
 pub struct Adam {
     pub(crate) engine: Engine,
 }

@@ -28,6 +28,8 @@ use bimetal_tensor::{Result, Slot, Tensor};
 /// # }
 /// ```
 ///
+/// One store and one scaler belong to one optimizer: each step counts in the store and updates the scale.
+///
 /// Scaled gradients are not accepted:
 ///
 /// ```compile_fail,E0308

@@ -1,5 +1,6 @@
 //! Compiled plans and the kernels they consist of.
 mod code;
+mod composite;
 mod conv;
 mod convert;
 mod cx;
@@ -14,4 +15,5 @@ mod scan;
 mod scratch;
 mod view;
 
-pub(crate) use plan::{CpuPlan, native};
+pub(crate) use composite::native;
+pub(crate) use plan::CpuPlan;

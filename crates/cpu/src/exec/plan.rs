@@ -9,18 +9,12 @@ use super::reduce::{ArgReduce, Reduce};
 use super::scan::{CumSum, Sort};
 use crate::alloc::Block;
 use crate::backend::Shared;
-use bimetal_tensor::graph::Composite;
-use bimetal_tensor::plan::{self, Meta, Place, Plan};
+use bimetal_tensor::plan::{self, Place, Plan};
 use bimetal_tensor::{Bindings, Buffer, Error, ErrorKind, ExecError, Executable, Result};
 use std::sync::Arc;
 
 /// Below this much work a plan runs on the calling thread: waking a pool would take longer.
 const SMALL: usize = 1 << 16;
-
-/// Whether the composite has a kernel.
-pub(crate) fn native(_composite: &Composite, _inputs: &[Meta]) -> bool {
-    false
-}
 
 /// A plan whose kernels are ready to run.
 pub(crate) struct CpuPlan {
@@ -284,9 +278,12 @@ fn compile(kernel: &plan::Kernel, cx: &Compile<'_>) -> Result<Box<dyn Kernel>> {
             inputs,
             outputs,
         } => Box::new(Custom::new(custom, inputs, outputs, cx)?),
-        K::Composite { composite, .. } => {
-            return Err(cx.error(&format!("`{}` has no kernel on the CPU", composite.name())));
-        }
+        K::Composite {
+            composite,
+            random,
+            inputs,
+            outputs,
+        } => super::composite::compile(composite, *random, inputs, outputs, cx)?,
     })
 }
 

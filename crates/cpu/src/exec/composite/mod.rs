@@ -1,0 +1,54 @@
+//! Composites with kernels of their own; the others are decomposed by the scheduler.
+mod optim;
+mod stats;
+
+use super::cx::{Compile, Kernel, Operand};
+use bimetal_tensor::graph::Composite;
+use bimetal_tensor::plan::{Dense, Meta};
+use bimetal_tensor::{DType, Result};
+
+/// Whether the composite has a kernel for operands like these.
+pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
+    match composite {
+        Composite::OptimUpdate { .. } => inputs.iter().skip(1).all(|m| m.dtype == DType::F32),
+        Composite::GradStats => {
+            !inputs.is_empty()
+                && inputs
+                    .iter()
+                    .all(|m| m.dtype.is_float() && m.dtype != DType::F64)
+        }
+        _ => false,
+    }
+}
+
+/// The kernel of a composite.
+pub(super) fn compile(
+    composite: &Composite,
+    _random: Option<u32>,
+    inputs: &[Dense],
+    outputs: &[Option<Dense>],
+    cx: &Compile<'_>,
+) -> Result<Box<dyn Kernel>> {
+    let x = inputs
+        .iter()
+        .map(|d| cx.dense(d))
+        .collect::<Result<Vec<Operand>>>()?;
+    let y = outputs
+        .iter()
+        .map(|d| d.as_ref().map(|d| cx.dense(d)).transpose())
+        .collect::<Result<Vec<Option<Operand>>>>()?;
+    Ok(match *composite {
+        Composite::OptimUpdate {
+            rule,
+            beta1,
+            beta2,
+            eps,
+            weight_decay,
+        } => {
+            let numbers = [beta1.0, beta2.0, eps.0, weight_decay.0];
+            Box::new(optim::Update::new(rule, numbers, x, y, cx)?)
+        }
+        Composite::GradStats => Box::new(stats::Stats::new(x, y, cx)?),
+        _ => return Err(cx.error(&format!("`{}` has no kernel on the CPU", composite.name()))),
+    })
+}

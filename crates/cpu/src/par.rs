@@ -1,4 +1,5 @@
 //! Parallel loops of kernels. How a loop is cut never depends on the number of threads.
+use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
 use std::cell::Cell;
 
@@ -27,6 +28,30 @@ pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
     }
 }
 
+/// Calls `f` with every item and its number, in any order and from any worker of the present pool.
+pub(crate) fn items<I: IndexedParallelIterator>(
+    items: I,
+    f: impl Fn(usize, I::Item) + Sync + Send,
+) {
+    if items.len() <= 1 || SERIAL.get() {
+        items.enumerate().with_producer(InOrder(f));
+    } else {
+        items.enumerate().for_each(|(i, item)| f(i, item));
+    }
+}
+
+/// Takes the items of a parallel iterator one after the other.
+struct InOrder<F>(F);
+
+impl<T, F: Fn(usize, T)> ProducerCallback<(usize, T)> for InOrder<F> {
+    type Output = ();
+    fn callback<P: Producer<Item = (usize, T)>>(self, producer: P) {
+        for (i, item) in producer.into_iter() {
+            (self.0)(i, item);
+        }
+    }
+}
+
 /// The number of pieces of at most `size` elements.
 pub(crate) fn pieces(n: usize, size: usize) -> usize {
     n.div_ceil(size.max(1))
@@ -35,4 +60,36 @@ pub(crate) fn pieces(n: usize, size: usize) -> usize {
 /// Piece number `i` of `0..n` in pieces of `size`.
 pub(crate) fn piece(n: usize, size: usize, i: usize) -> std::ops::Range<usize> {
     (i * size).min(n)..((i + 1) * size).min(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn serial_loops_stay_on_the_thread() {
+        let me = std::thread::current().id();
+        let mut data = vec![0u32; 1000];
+        serial(|| {
+            for_each(10, |_| assert_eq!(std::thread::current().id(), me));
+            items(data.par_chunks_mut(7), |i, part| {
+                assert_eq!(std::thread::current().id(), me);
+                part.fill(i as u32);
+            });
+        });
+        assert!(data.iter().enumerate().all(|(i, v)| *v == i as u32 / 7));
+    }
+
+    #[test]
+    fn every_task_runs_once() {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(3)
+            .build()
+            .unwrap();
+        let seen = Mutex::new(vec![0; 100]);
+        pool.install(|| for_each(100, |t| seen.lock().unwrap()[t] += 1));
+        assert!(seen.lock().unwrap().iter().all(|n| *n == 1));
+        assert_eq!((pieces(10, 3), piece(10, 3, 3)), (4, 9..10));
+    }
 }

@@ -145,5 +145,5 @@ pub(super) fn for_blocks<I: IndexedParallelIterator>(
     blocks: I,
     f: impl Fn(usize, I::Item) + Sync + Send,
 ) {
-    blocks.enumerate().for_each(|(i, block)| f(i, block));
+    crate::par::items(blocks, f);
 }

@@ -1,4 +1,5 @@
 //! Sums over rows, one per column, from the partial sums of blocks of rows.
+use crate::par;
 use rayon::prelude::*;
 
 /// Rows whose column sums are accumulated one after the other; depends on the shape alone.
@@ -10,7 +11,7 @@ pub(super) fn block_rows(cols: usize) -> usize {
 pub(super) fn add_pairwise(partial: &mut [f32], width: usize) {
     let mut stride = width;
     while stride < partial.len() {
-        partial.par_chunks_mut(2 * stride).for_each(|pair| {
+        par::items(partial.par_chunks_mut(2 * stride), |_, pair| {
             if pair.len() > stride {
                 let (left, right) = pair.split_at_mut(stride);
                 for (a, b) in left[..width].iter_mut().zip(&right[..width]) {

@@ -1,5 +1,6 @@
 //! Composites with kernels of their own; the others are decomposed by the scheduler.
 mod optim;
+mod rows;
 mod stats;
 
 use super::cx::{Compile, Kernel, Operand};
@@ -17,8 +18,26 @@ pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
                     .iter()
                     .all(|m| m.dtype.is_float() && m.dtype != DType::F64)
         }
+        Composite::Softmax
+        | Composite::SoftmaxGrad
+        | Composite::LogSoftmax
+        | Composite::LogSoftmaxGrad
+        | Composite::LayerNorm { .. }
+        | Composite::LayerNormGrad => rows(inputs),
+        Composite::CrossEntropy { .. } => rows(&inputs[..1]),
+        Composite::CrossEntropyGrad { .. } => {
+            rows(&inputs[..1]) && inputs[2..].iter().all(|m| m.dtype == DType::F32)
+        }
         _ => false,
     }
+}
+
+/// Whether the row kernels take these operands: no f64, no empty rows.
+fn rows(inputs: &[Meta]) -> bool {
+    inputs
+        .iter()
+        .all(|m| m.dtype.is_float() && m.dtype != DType::F64)
+        && inputs[0].shape.last().is_some_and(|n| *n > 0)
 }
 
 /// The kernel of a composite.
@@ -37,6 +56,13 @@ pub(super) fn compile(
         .iter()
         .map(|d| d.as_ref().map(|d| cx.dense(d)).transpose())
         .collect::<Result<Vec<Option<Operand>>>>()?;
+    let metas: Vec<Meta> = inputs
+        .iter()
+        .map(|d| Meta {
+            shape: d.shape,
+            dtype: d.dtype,
+        })
+        .collect();
     Ok(match *composite {
         Composite::OptimUpdate {
             rule,
@@ -49,6 +75,12 @@ pub(super) fn compile(
             Box::new(optim::Update::new(rule, numbers, x, y, cx)?)
         }
         Composite::GradStats => Box::new(stats::Stats::new(x, y, cx)?),
-        _ => return Err(cx.error(&format!("`{}` has no kernel on the CPU", composite.name()))),
+        composite => {
+            cx.check(
+                native(&composite, &metas),
+                "a composite has no kernel for operands like these",
+            )?;
+            Box::new(rows::RowKernel::new(composite, x, y, cx)?)
+        }
     })
 }

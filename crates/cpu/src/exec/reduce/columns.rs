@@ -10,7 +10,7 @@ use bimetal_tensor::Shape;
 use bimetal_tensor::plan::{Fused, Instr};
 
 /// Columns of a strip: with all lanes they stay in the L1 cache.
-const WIDTH: usize = 256;
+const WIDTH: usize = 128;
 
 /// The domain as `[outer, reduced, inner]`.
 pub(super) struct Columns {

@@ -1,10 +1,12 @@
 //! How values combine: typed loops in a fixed order.
 use crate::exec::view::Arg;
+use crate::simd::isa::pick;
+use crate::simd::simd_level;
 use bimetal_tensor::DType;
 use bimetal_tensor::graph::ReduceOp;
 
 /// Independent partial results of a run: enough for the widest vector register.
-pub(super) const LANES: usize = 16;
+pub(super) const LANES: usize = 32;
 
 /// An accumulator's type.
 pub(crate) trait Fold: Copy + Send + Sync + 'static {
@@ -15,6 +17,14 @@ pub(crate) trait Fold: Copy + Send + Sync + 'static {
     fn largest(a: Self, b: Self) -> Self;
     fn smallest(a: Self, b: Self) -> Self;
     fn divided(self, n: usize) -> Self;
+    /// [`run`] on the vector registers of this machine, where the type has them.
+    fn run(op: ReduceOp, v: &[Self]) -> Self {
+        run_plain(op, v)
+    }
+    /// [`lane_rows`] likewise.
+    fn lane_rows(op: ReduceOp, lanes: &mut [Self], width: usize, first: usize, v: &[Self]) {
+        lane_rows_plain(op, lanes, width, first, v);
+    }
 }
 
 macro_rules! float {
@@ -48,6 +58,17 @@ macro_rules! float {
             }
             fn divided(self, n: usize) -> $t {
                 self / n as $t
+            }
+            fn run(op: ReduceOp, v: &[$t]) -> $t {
+                pick!(simd_level(), fn(op: ReduceOp, v: &[$t]) -> $t { run_plain(op, v) })(op, v)
+            }
+            fn lane_rows(op: ReduceOp, lanes: &mut [$t], width: usize, first: usize, v: &[$t]) {
+                pick!(
+                    simd_level(),
+                    fn(op: ReduceOp, lanes: &mut [$t], width: usize, first: usize, v: &[$t]) {
+                        lane_rows_plain(op, lanes, width, first, v)
+                    }
+                )(op, lanes, width, first, v)
             }
         }
     };
@@ -193,8 +214,8 @@ fn lanes<T: Fold>(v: &[T], start: T, f: impl Fn(T, T) -> T) -> T {
     acc[0]
 }
 
-/// Combines the values of one run, in an order that depends on its length alone.
-pub(crate) fn run<T: Fold>(op: ReduceOp, v: &[T]) -> T {
+#[inline(always)]
+fn run_plain<T: Fold>(op: ReduceOp, v: &[T]) -> T {
     let start = T::identity(op);
     match op {
         ReduceOp::Sum | ReduceOp::Mean => lanes(v, start, T::sum),
@@ -204,26 +225,26 @@ pub(crate) fn run<T: Fold>(op: ReduceOp, v: &[T]) -> T {
     }
 }
 
+/// Combines the values of one run, in an order that depends on its length alone: element `i` in lane `i % LANES`, then the
+/// lanes in halves.
+#[inline]
+pub(crate) fn run<T: Fold>(op: ReduceOp, v: &[T]) -> T {
+    T::run(op, v)
+}
+
 /// `acc[c] = op(acc[c], v[r][c])` for every row `r` in order.
 pub(crate) fn rows<T: Fold>(op: ReduceOp, acc: &mut [T], v: &[T]) {
     lane_rows(op, acc, acc.len(), 0, v);
 }
 
-/// Rows of `width` values into `lanes`, row number `first + r` into lane `(first + r) % LANES`: column by column what [`run`]
-/// does with its values.
-pub(crate) fn lane_rows<T: Fold>(
-    op: ReduceOp,
-    lanes: &mut [T],
-    width: usize,
-    first: usize,
-    v: &[T],
-) {
+#[inline(always)]
+fn lane_rows_plain<T: Fold>(op: ReduceOp, lanes: &mut [T], width: usize, first: usize, v: &[T]) {
     #[inline(always)]
     fn go<T: Fold>(lanes: &mut [T], width: usize, first: usize, v: &[T], f: impl Fn(T, T) -> T) {
         let count = lanes.len() / width;
         let mut lane = first % count;
         for row in v.chunks_exact(width) {
-            for (a, x) in lanes[lane * width..].iter_mut().zip(row) {
+            for (a, x) in lanes[lane * width..][..width].iter_mut().zip(row) {
                 *a = f(*a, *x);
             }
             lane = if lane + 1 == count { 0 } else { lane + 1 };
@@ -234,6 +255,21 @@ pub(crate) fn lane_rows<T: Fold>(
         ReduceOp::Prod => go(lanes, width, first, v, T::product),
         ReduceOp::Max => go(lanes, width, first, v, T::largest),
         ReduceOp::Min => go(lanes, width, first, v, T::smallest),
+    }
+}
+
+/// Rows of `width` values into `lanes`, row number `first + r` into lane `(first + r) % LANES`: column by column what [`run`]
+/// does with its values.
+#[inline]
+pub(crate) fn lane_rows<T: Fold>(
+    op: ReduceOp,
+    lanes: &mut [T],
+    width: usize,
+    first: usize,
+    v: &[T],
+) {
+    if width > 0 {
+        T::lane_rows(op, lanes, width, first, v);
     }
 }
 

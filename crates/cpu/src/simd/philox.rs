@@ -54,20 +54,37 @@ fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> [[u32; 4]; LANES] {
     })
 }
 
+/// Elements of one group of blocks.
+const GROUP: usize = 4 * LANES;
+
 #[inline(always)]
 fn fill(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
-    let mut block = first_element / 4;
-    let mut skip = (first_element % 4) as usize;
-    let mut rest = out;
-    while !rest.is_empty() {
+    let block = first_element / 4;
+    let skip = (first_element % 4) as usize;
+    // The first group may begin, the last one end within a block; those between are written in place.
+    let head = if skip == 0 {
+        0
+    } else {
+        out.len().min(GROUP - skip)
+    };
+    let (head, rest) = out.split_at_mut(head);
+    if !head.is_empty() {
         let words = blocks(key, ctr_hi, block);
-        let words = words.as_flattened();
+        head.copy_from_slice(&words.as_flattened()[skip..skip + head.len()]);
+    }
+    let mut block = if head.is_empty() {
+        block
+    } else {
+        block.wrapping_add(LANES as u64)
+    };
+    let (groups, tail) = rest.as_chunks_mut::<GROUP>();
+    for group in groups {
+        group.copy_from_slice(blocks(key, ctr_hi, block).as_flattened());
         block = block.wrapping_add(LANES as u64);
-        let n = rest.len().min(words.len() - skip);
-        let (now, later) = rest.split_at_mut(n);
-        now.copy_from_slice(&words[skip..skip + n]);
-        rest = later;
-        skip = 0;
+    }
+    if !tail.is_empty() {
+        let words = blocks(key, ctr_hi, block);
+        tail.copy_from_slice(&words.as_flattened()[..tail.len()]);
     }
 }
 

@@ -22,6 +22,8 @@ mod exec;
 mod gemm;
 mod par;
 #[allow(dead_code)]
+mod pool;
+#[allow(dead_code)]
 mod rows;
 #[allow(dead_code)]
 mod simd;

@@ -363,34 +363,40 @@ mod x86 {
 
 /// Defines `name(level, args..)`, which runs `body::<I, T>(args..)` compiled for the level.
 ///
-/// The body must be `#[inline(always)]`.
+/// The body must be `#[inline(always)]`. The type parameter may be left out.
 macro_rules! by_level {
     ($(#[$meta:meta])* $vis:vis fn $name:ident<$T:ident: $bound:path>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
-        $(#[$meta])*
-        $vis unsafe fn $name<$T: $bound>(level: $crate::gemm::Level, $($arg: $ty),*) {
+        $crate::gemm::by_level!(@ [$(#[$meta])*] [$vis] $name [<$T: $bound>] [::<$T>] [, $T] ($($arg: $ty),*) $body);
+    };
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $crate::gemm::by_level!(@ [$(#[$meta])*] [$vis] $name [] [] [] ($($arg: $ty),*) $body);
+    };
+    (@ [$($meta:tt)*] [$vis:vis] $name:ident [$($decl:tt)*] [$($call:tt)*] [$($more:tt)*] ($($arg:ident: $ty:ty),*) $body:ident) => {
+        $($meta)*
+        $vis unsafe fn $name $($decl)* (level: $crate::gemm::Level, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
                 use $crate::gemm::Level;
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-                unsafe fn avx512<$T: $bound>($($arg: $ty),*) {
+                unsafe fn avx512 $($decl)* ($($arg: $ty),*) {
                     // SAFETY: the caller's contract; the features are on.
-                    unsafe { $body::<$crate::gemm::isa::Avx512, $T>($($arg),*) }
+                    unsafe { $body::<$crate::gemm::isa::Avx512 $($more)*>($($arg),*) }
                 }
                 #[target_feature(enable = "avx2,fma,f16c")]
-                unsafe fn avx2<$T: $bound>($($arg: $ty),*) {
+                unsafe fn avx2 $($decl)* ($($arg: $ty),*) {
                     // SAFETY: the caller's contract; the features are on.
-                    unsafe { $body::<$crate::gemm::isa::Avx2, $T>($($arg),*) }
+                    unsafe { $body::<$crate::gemm::isa::Avx2 $($more)*>($($arg),*) }
                 }
-                // SAFETY: a level is used only where `Level::supported` allows it.
+                // SAFETY: a level is used only where the processor has it.
                 match level {
-                    Level::Avx512 => return unsafe { avx512($($arg),*) },
-                    Level::Avx2 => return unsafe { avx2($($arg),*) },
+                    Level::Avx512 => return unsafe { avx512 $($call)* ($($arg),*) },
+                    Level::Avx2 => return unsafe { avx2 $($call)* ($($arg),*) },
                     Level::Portable => {}
                 }
             }
             let _ = level;
             // SAFETY: the caller's contract.
-            unsafe { $body::<$crate::gemm::isa::Portable, $T>($($arg),*) }
+            unsafe { $body::<$crate::gemm::isa::Portable $($more)*>($($arg),*) }
         }
     };
 }

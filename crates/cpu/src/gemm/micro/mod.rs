@@ -28,13 +28,17 @@ pub(crate) struct Family<T> {
 }
 
 /// The accumulator types: f32 and f64.
-pub(crate) trait Real: Convert + Send + Sync + 'static {
+pub(crate) trait Real: Convert + PartialOrd + Send + Sync + 'static {
     /// Steps along k between additions to C.
     const KC: usize;
     /// The kernels for a level.
     fn family(level: Level) -> Family<Self>;
     /// The sum.
     fn plus(self, other: Self) -> Self;
+    /// The quotient.
+    fn over(self, other: Self) -> Self;
+    /// Whether it is NaN.
+    fn nan(self) -> bool;
     /// `self * a + b`, rounded once if `FUSED`.
     fn times_plus<const FUSED: bool>(self, a: Self, b: Self) -> Self;
     /// The nearest value.
@@ -60,6 +64,16 @@ macro_rules! real {
             #[inline(always)]
             fn plus(self, other: $t) -> $t {
                 self + other
+            }
+
+            #[inline(always)]
+            fn over(self, other: $t) -> $t {
+                self / other
+            }
+
+            #[inline(always)]
+            fn nan(self) -> bool {
+                self.is_nan()
             }
 
             #[inline(always)]

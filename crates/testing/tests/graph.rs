@@ -194,3 +194,34 @@ fn threads_may_evaluate_and_commit_at_once() {
     });
     assert_eq!(w.to_vec::<f32>().unwrap()[0], 200.0);
 }
+
+#[test]
+fn what_can_be_made_from_kept_values_is_not_kept() {
+    use bimetal_autodiff::grad;
+    let d = cpu();
+    let n = 64usize;
+    let x = Tensor::from_slice(&vec![0.5f32; n * n], &[n, n], &d);
+    let w1 = Tensor::from_slice(&vec![0.01f32; n * n], &[n, n], &d);
+    let w2 = Tensor::from_slice(&vec![0.02f32; n * n], &[n, n], &d);
+    let key = bimetal_tensor::graph::RandomKey::Value {
+        stream: 3,
+        micro: 0,
+    };
+    // GELU's input is kept, its output and the dropout mask are made again.
+    let h = x.matmul(&w1).gelu();
+    let keep = Tensor::random(
+        bimetal_tensor::graph::Distribution::Uniform,
+        &[n, n],
+        key,
+        None,
+        &d,
+    )
+    .ge(0.1);
+    let h = keep.select(&h, 0.0) * (1.0 / 0.9);
+    let loss = h.matmul(&w2).square().mean_all();
+    let g = grad(&loss, &[&w1, &w2]).unwrap();
+    eval(&[&loss, &g[0], &g[1]]).unwrap();
+    let kept = d.memory().saved;
+    // The input of GELU and the result of the last product, of n * n floats each.
+    assert_eq!(kept, 2 * n * n * 4);
+}

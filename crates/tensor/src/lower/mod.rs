@@ -5,6 +5,7 @@ mod ir;
 mod memory;
 mod order;
 mod program;
+mod remat;
 mod view;
 
 use crate::eval::trace::Flat;
@@ -31,6 +32,7 @@ pub(crate) fn lower(
 ) -> Result<Lowered> {
     let mut ir = ir::build(flat, device)?;
     ir.materialize_requests();
+    remat::rematerialize(&mut ir);
     let ir = ir;
     let fusion = Fusion::new(&ir, device.info(), flat.fused);
     let order = order::order(&fusion);

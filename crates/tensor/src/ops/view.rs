@@ -5,7 +5,7 @@ use crate::graph::{Axes, Op};
 use crate::shape::MAX_RANK;
 use crate::tensor::Inputs;
 use crate::{Error, Result, Shape, Tensor};
-use std::ops::RangeInclusive;
+use std::ops::{Bound, RangeBounds};
 
 impl Tensor {
     fn view(&self, op: Op, shape: Shape) -> Tensor {
@@ -70,23 +70,33 @@ impl Tensor {
         self.view(Op::Reshape, to)
     }
 
-    /// Joins the axes of an inclusive range into one: `[2, 3, 4].flatten(1..=2)` has shape `[2, 12]`.
+    /// Joins a range of axes into one: `[2, 3, 4].flatten(1..)` has shape `[2, 12]`, `flatten(..)` has one axis.
     #[track_caller]
-    pub fn flatten(&self, axes: RangeInclusive<isize>) -> Tensor {
+    pub fn flatten(&self, axes: impl RangeBounds<isize>) -> Tensor {
+        let first = match axes.start_bound() {
+            Bound::Included(&a) => a,
+            Bound::Excluded(&a) => a + 1,
+            Bound::Unbounded => 0,
+        };
+        let last = match axes.end_bound() {
+            Bound::Included(&a) => a,
+            Bound::Excluded(&a) => a - 1,
+            Bound::Unbounded => -1,
+        };
         Tensor::make(|| {
             let s = self.shape()?;
             if s.rank() == 0 {
                 return Ok(self.reshape_to(shape_of("flatten", &[1])?));
             }
             let (a, b) = (
-                axis_of("flatten", *axes.start(), &s)?,
-                axis_of("flatten", *axes.end(), &s)?,
+                axis_of("flatten", first, &s)?,
+                axis_of("flatten", last, &s)?,
             );
             if a > b {
                 return Err(Error::shape(
                     "flatten",
                     &[s],
-                    format!("the range {axes:?} is empty"),
+                    format!("the range of axes {first} to {last} is empty"),
                 ));
             }
             let mut d = s[..a].to_vec();

@@ -1,1 +1,56 @@
 //! Deep-learning training in Rust with mixed precision first.
+//!
+//! Matrix work runs in f16, bf16 or f8 where a policy says so, everything that needs range or resolution in f32: weights are kept in f32,
+//! the loss scale finds itself, and a step with a gradient that is not finite changes nothing.
+//!
+//! A regression from data to a report:
+//!
+//! ```
+//! use bimetal::prelude::*;
+//!
+//! # fn main() -> Result<()> {
+//! // y = 3 a - 2 b, 64 samples.
+//! let x: Vec<f32> = (0..128).map(|i| ((i * 37) % 64) as f32 / 32.0 - 1.0).collect();
+//! let y: Vec<f32> = x.chunks(2).map(|x| 3.0 * x[0] - 2.0 * x[1]).collect();
+//! let data = InMemory::new(vec![Array::from_vec(x, &[64, 2])?, Array::from_vec(y, &[64, 1])?])?;
+//!
+//! let store = ParamStore::new(&bimetal::cpu(), "mixed_float16".parse::<PolicyMap>()?).seed(0);
+//! let net = Linear::new(&store.root().at("net").policy("float32"), 2, 1);
+//! let task = |batch: &TensorBatch, cx: &Ctx| Output::new(mse(&net.forward(&batch[0], cx), &batch[1]));
+//!
+//! let loader = Loader::new(data).batch(16).shuffle(0);
+//! let report = Trainer::new(&store, Adam::new(0.1)).progress(false).fit(&task, loader, None, 40)?;
+//! assert!(report.train_loss() < 1e-2, "{report}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where things are
+//!
+//! [`prelude`] holds the usual names. The crates behind this one are its modules: [`tensor`] (lazy tensors, devices, plans), [`autodiff`],
+//! [`precision`] (policies, loss scaling), [`layers`], [`optim`], [`data`] and [`train`] (Trainer, callbacks, checkpoints).
+//! Errors of all of them convert to [`Error`] with `?`.
+//!
+//! # Features
+//!
+//! - `cpu` (default): [`cpu`], the CPU backend.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod device;
+pub mod prelude;
+
+pub use bimetal_autodiff as autodiff;
+#[cfg(feature = "cpu")]
+pub use bimetal_cpu as cpu_backend;
+pub use bimetal_data as data;
+pub use bimetal_layers as layers;
+pub use bimetal_optim as optim;
+pub use bimetal_precision as precision;
+pub use bimetal_tensor as tensor;
+pub use bimetal_train as train;
+
+pub use bimetal_tensor::{DType, Device, Tensor};
+pub use bimetal_train::{Error, Result};
+#[cfg(feature = "cpu")]
+pub use device::cpu;
+pub use device::{device, devices};

@@ -254,6 +254,11 @@ impl Loader {
         self.recipe.batch
     }
 
+    /// The seed of the random order, `None` without [`shuffle`](Loader::shuffle).
+    pub fn shuffle_seed(&self) -> Option<u64> {
+        self.recipe.shuffle
+    }
+
     /// Batches in an epoch, at least 1; an error if data and options do not fit together.
     pub fn batches_per_epoch(&self) -> Result<u64> {
         self.recipe.check()

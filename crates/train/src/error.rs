@@ -51,6 +51,10 @@ pub enum ErrorKind {
     StateMismatch(StateMismatch),
     /// An argument is not acceptable; the text says what was found and what was expected.
     Invalid(String),
+    /// A tensor could not be computed: a mistake in the model or task, an index out of range, a device failure.
+    Tensor(bimetal_tensor::Error),
+    /// A batch could not be made.
+    Data(bimetal_data::Error),
     /// A loss was NaN or infinite and a callback was told to treat that as an error.
     NonFiniteLoss {
         /// Where: "step 12" or "batch 3".
@@ -125,6 +129,24 @@ impl Error {
     }
 }
 
+impl From<bimetal_tensor::Error> for Error {
+    fn from(error: bimetal_tensor::Error) -> Self {
+        ErrorKind::Tensor(error).into()
+    }
+}
+
+impl From<bimetal_data::Error> for Error {
+    fn from(error: bimetal_data::Error) -> Self {
+        ErrorKind::Data(error).into()
+    }
+}
+
+impl From<bimetal_precision::PolicyError> for Error {
+    fn from(error: bimetal_precision::PolicyError) -> Self {
+        bimetal_tensor::Error::from(error).into()
+    }
+}
+
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
         Self(Box::new(kind))
@@ -158,6 +180,8 @@ impl fmt::Display for Error {
             }
             ErrorKind::StateMismatch(mismatch) => write!(f, "{mismatch}"),
             ErrorKind::Invalid(what) => f.write_str(what),
+            ErrorKind::Tensor(error) => write!(f, "{error}"),
+            ErrorKind::Data(error) => write!(f, "{error}"),
             ErrorKind::NonFiniteLoss { at, loss } => write!(
                 f,
                 "the loss at {at} is {loss}; lower the learning rate, clip the gradients, or switch numerics checks on to find the layer"
@@ -170,6 +194,8 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self.kind() {
             ErrorKind::Io { source, .. } | ErrorKind::Unwritable { source, .. } => Some(source),
+            ErrorKind::Tensor(error) => error.source(),
+            ErrorKind::Data(error) => error.source(),
             _ => None,
         }
     }

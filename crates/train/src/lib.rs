@@ -28,6 +28,7 @@ mod logs;
 mod metrics;
 mod progress;
 mod tensorboard;
+mod trainer;
 
 pub use callback::{
     Actions, Callback, Callbacks, Control, CsvLogger, EarlyStopping, Frequency, JsonlLogger, Mode,
@@ -43,3 +44,6 @@ pub use logs::Logs;
 pub use metrics::{Accuracy, Mean};
 pub use progress::{Progress, ProgressState};
 pub use tensorboard::{EventWriter, Histogram};
+pub use trainer::{
+    Output, Report, Task, TensorBatch, Trainer, load_slots, load_weights, slot_arrays,
+};

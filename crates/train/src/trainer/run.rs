@@ -1,0 +1,467 @@
+//! A run: epochs of executions of steps.
+
+use std::time::{Duration, Instant};
+
+use bimetal_data::Loader;
+use bimetal_precision::StepOutcome;
+use bimetal_tensor::{CastMode, DType, cast_slice};
+
+use super::skips::Skips;
+use super::state::{Position, set};
+use super::step::Stepper;
+use super::totals::Totals;
+use super::{Report, Task, Trainer};
+use crate::callback::{Outcome, Resumed, SaveRequest, StepRecord, TrainInfo};
+use crate::{
+    Actions, Checkpoints, Error, Logs, Progress, ProgressState, Result, load_latest_checkpoint,
+    save_checkpoint,
+};
+
+/// How long a run is, in steps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Length {
+    pub per_epoch: u64,
+    pub total: u64,
+}
+
+impl Length {
+    fn epochs(self) -> usize {
+        self.total.div_ceil(self.per_epoch.max(1)) as usize
+    }
+
+    /// The epoch in which step number `done` (from 0) lies, and its place there.
+    fn place(self, done: u64) -> (usize, u64) {
+        let per_epoch = self.per_epoch.max(1);
+        ((done / per_epoch) as usize, done % per_epoch)
+    }
+
+    /// Steps of an epoch; the last one may be shorter.
+    fn of_epoch(self, epoch: usize) -> u64 {
+        let before = self.per_epoch * epoch as u64;
+        self.per_epoch.min(self.total.saturating_sub(before))
+    }
+}
+
+pub(super) struct Run<'a> {
+    t: &'a mut Trainer,
+    stepper: Stepper<'a>,
+    train: Loader,
+    valid: Option<Loader>,
+    length: Length,
+    at: Position,
+    skips: Skips,
+    checkpoints: Option<Checkpoints>,
+    /// The step of the last checkpoint, in the numbering of `at.done`.
+    saved: Option<u64>,
+    /// Checkpoints that callbacks asked for in the middle of what belongs together.
+    requested: Vec<SaveRequest>,
+    progress: Option<Progress>,
+    scale: f32,
+    valid_logs: Logs,
+    samples: u64,
+    resumed: Option<u64>,
+    written: u64,
+    warnings: Vec<String>,
+    spent: Duration,
+    /// Samples and time of the running epoch, of this process.
+    epoch_samples: u64,
+    epoch_spent: Duration,
+}
+
+impl<'a> Run<'a> {
+    /// Checks everything, restores a checkpoint and tells the callbacks.
+    pub fn start(
+        t: &'a mut Trainer,
+        task: &'a dyn Task,
+        mut train: Loader,
+        valid: Option<Loader>,
+        length: Length,
+    ) -> Result<Self> {
+        let scaler = t.prepare()?;
+        train.check()?;
+        valid.as_ref().map_or(Ok(()), Loader::check)?;
+        let mut at = Position {
+            base: t.attempted,
+            applied: applied(t)?,
+            ..Position::default()
+        };
+        let mut warnings = Vec::new();
+        let mut resumed = None;
+        let mut callback_states = None;
+        let checkpoints = match t.settings.checkpoint.clone() {
+            None => None,
+            Some(dir) => {
+                let checkpoints = Checkpoints::open(&dir)?.keep(t.settings.keep);
+                let newest = load_latest_checkpoint(&dir)?;
+                match newest {
+                    Some(found) if t.settings.resume => {
+                        (at, warnings) = t.restore(&found, &scaler, &mut train)?;
+                        callback_states = found.meta().extra.get("callbacks").cloned();
+                        resumed = Some(at.base + at.done);
+                    }
+                    Some(found) if t.attempted == 0 => {
+                        return Err(Error::invalid(format!(
+                            "`{}` holds a checkpoint of step {}; go on from it with `.resume(true)`, or choose another folder",
+                            dir.display(),
+                            found.meta().attempted
+                        )));
+                    }
+                    _ => {}
+                }
+                Some(checkpoints)
+            }
+        };
+        let progress = t
+            .settings
+            .progress
+            .then(|| Progress::stderr(length.epochs()));
+        let params = t.store.trainable_slots()?;
+        let mut run = Self {
+            stepper: Stepper {
+                task,
+                scaler,
+                params,
+                advice: Vec::new(),
+                first: true,
+            },
+            t,
+            train,
+            valid,
+            length,
+            saved: resumed.map(|_| at.done),
+            at,
+            skips: Skips::default(),
+            checkpoints,
+            requested: Vec::new(),
+            progress,
+            scale: 1.0,
+            valid_logs: Logs::new(),
+            samples: 0,
+            resumed,
+            written: 0,
+            warnings: Vec::new(),
+            spent: Duration::ZERO,
+            epoch_samples: 0,
+            epoch_spent: Duration::ZERO,
+        };
+        for warning in warnings {
+            run.warn(warning);
+        }
+        run.begin(callback_states)?;
+        Ok(run)
+    }
+
+    fn begin(&mut self, callback_states: Option<serde_json::Value>) -> Result<()> {
+        let (epoch, batch) = self.length.place(self.at.done);
+        let info = TrainInfo {
+            epochs: self.length.epochs(),
+            batches: Some(self.length.per_epoch as usize),
+            validation: self.valid.is_some(),
+            resumed: self.resumed.map(|step| Resumed {
+                step,
+                applied: self.at.applied,
+                epoch,
+                batch: batch as usize,
+            }),
+        };
+        let actions = self.t.callbacks.on_train_begin(&info)?;
+        self.act(actions)?;
+        if let Some(states) = callback_states {
+            let actions = self.t.callbacks.load_state(&states)?;
+            self.act(actions)?;
+        }
+        Ok(())
+    }
+
+    /// Trains what is left.
+    pub fn finish(mut self) -> Result<Report> {
+        if let Some(reason) = self.at.stopped.clone() {
+            self.warn(format!("the run had been stopped before: {reason}"));
+        }
+        let nothing_left = self.at.done >= self.length.total || self.at.stopped.is_some();
+        if nothing_left && self.resumed.is_some() {
+            self.validate()?;
+        }
+        while self.at.done < self.length.total && self.at.stopped.is_none() {
+            self.epoch()?;
+        }
+        if self.checkpoints.is_some() && self.saved != Some(self.at.done) {
+            self.save()?;
+        }
+        let mut logs = self.at.totals.logs();
+        logs.extend_prefixed("val_", &self.valid_logs);
+        let actions = self.t.callbacks.on_train_end(&logs)?;
+        self.act(actions)?;
+        self.requested_saves()?;
+        Ok(self.report())
+    }
+
+    fn epoch(&mut self) -> Result<()> {
+        let (epoch, first) = self.length.place(self.at.done);
+        let batches = self.length.of_epoch(epoch);
+        if first == 0 {
+            self.at.totals = Totals::default();
+        }
+        (self.epoch_samples, self.epoch_spent) = (0, Duration::ZERO);
+        if let Some(progress) = &mut self.progress {
+            progress.begin_epoch(epoch, Some(batches as usize), first as usize);
+        }
+        let actions = self.t.callbacks.on_epoch_begin(epoch)?;
+        self.act(actions)?;
+        let mut batch = first;
+        while batch < batches && self.at.stopped.is_none() {
+            let steps = (batches - batch).min(self.t.settings.steps_per_execution as u64);
+            self.execute(steps)?;
+            batch += steps;
+            let logs = self.at.totals.logs();
+            let actions = self.t.callbacks.on_batch_end(batch as usize - 1, &logs)?;
+            self.act(actions)?;
+            if batch < batches && self.at.stopped.is_none() {
+                self.show(batch, &logs, false);
+                self.save_if_due(steps)?;
+                self.requested_saves()?;
+            }
+        }
+        self.end_epoch(epoch, batch)
+    }
+
+    /// Submits steps one after the other, then reads them.
+    fn execute(&mut self, steps: u64) -> Result<()> {
+        let begin = Instant::now();
+        let mut pending = Vec::with_capacity(steps as usize);
+        for _ in 0..steps {
+            let batches = self.window()?;
+            pending.push(self.stepper.submit(self.t, &mut self.train, batches)?);
+        }
+        let mut done = Vec::with_capacity(pending.len());
+        for step in pending {
+            self.samples += step.samples;
+            self.epoch_samples += step.samples;
+            done.push(step.read(&mut self.at.totals)?);
+        }
+        self.spent += begin.elapsed();
+        self.epoch_spent += begin.elapsed();
+        for advice in std::mem::take(&mut self.stepper.advice) {
+            self.warn(advice);
+        }
+        for step in done {
+            self.at.done += 1;
+            self.scale = step.scale;
+            let outcome = match step.outcome {
+                StepOutcome::Applied => {
+                    self.at.applied += 1;
+                    Outcome::Applied
+                }
+                StepOutcome::Skipped { .. } => {
+                    self.at.skipped += 1;
+                    Outcome::Skipped
+                }
+            };
+            let record = StepRecord {
+                step: self.at.base + self.at.done,
+                loss: step.loss,
+                scale: step.scale,
+                outcome,
+                applied: self.at.applied,
+            };
+            let actions = self.t.callbacks.on_step(&record)?;
+            self.act(actions)?;
+            self.skips
+                .observe(&step.outcome, self.t.settings.max_skipped)?;
+        }
+        Ok(())
+    }
+
+    /// Batches of the next step: fewer at the end of a pass whose number of batches is no multiple of `accumulate`.
+    fn window(&self) -> Result<usize> {
+        let accumulate = self.t.settings.accumulate;
+        if accumulate == 1 || self.t.settings.steps_per_epoch.is_some() {
+            return Ok(accumulate);
+        }
+        let batches = self.train.batches_per_epoch()?;
+        let left = batches - self.train.state().index % batches;
+        Ok(accumulate.min(left as usize))
+    }
+
+    fn end_epoch(&mut self, epoch: usize, batch: u64) -> Result<()> {
+        self.validate()?;
+        let mut logs = self.at.totals.logs();
+        logs.extend_prefixed("val_", &self.valid_logs);
+        if self.t.callbacks.wants_weights(epoch) {
+            let weights = self.weights()?;
+            let actions = self.t.callbacks.on_weights(epoch, &weights)?;
+            self.act(actions)?;
+        }
+        self.at.remember(epoch, &logs);
+        let actions = self.t.callbacks.on_epoch_end(epoch, &logs)?;
+        self.show(batch, &logs, true);
+        self.act(actions)?;
+        if self.checkpoints.is_some() {
+            match self.t.settings.save_every {
+                None => self.save()?,
+                Some(_) => self.save_if_due(self.t.settings.steps_per_execution as u64)?,
+            }
+        }
+        self.requested_saves()
+    }
+
+    fn validate(&mut self) -> Result<()> {
+        let Some(valid) = &mut self.valid else {
+            return Ok(());
+        };
+        self.valid_logs = self.t.evaluate_on(self.stepper.task, valid)?;
+        let actions = self.t.callbacks.on_validation_end(&self.valid_logs)?;
+        self.act(actions)
+    }
+
+    fn weights(&self) -> Result<Vec<(String, Vec<f32>)>> {
+        let params = self.t.store.params();
+        let weights = params.iter().map(|p| {
+            let slot = p.slot()?;
+            let mut numbers = vec![0u8; slot.shape().numel() * DType::F32.size()];
+            // On the host: an expression would be one more plan.
+            cast_slice(
+                &slot.to_bytes()?,
+                slot.dtype(),
+                &mut numbers,
+                DType::F32,
+                CastMode::default(),
+            )
+            .map_err(|e| Error::invalid(format!("cannot read `{}`: {e}", slot.name())))?;
+            let numbers = numbers
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_ne_bytes(*b));
+            Ok((slot.name().to_string(), numbers.collect()))
+        });
+        weights.collect()
+    }
+
+    fn show(&mut self, batch: u64, logs: &Logs, end: bool) {
+        let Some(progress) = &mut self.progress else {
+            return;
+        };
+        let scaled = self.stepper.scaler.settings() != bimetal_precision::LossScale::None;
+        let state = ProgressState {
+            batch: batch as usize,
+            samples: self.epoch_samples,
+            logs,
+            scale: scaled.then_some(self.scale),
+            skipped: self.at.skipped,
+        };
+        match end {
+            true => progress.end_epoch(&state, self.epoch_spent),
+            false => progress.update(&state),
+        }
+    }
+
+    fn warn(&mut self, text: String) {
+        if let Some(progress) = &mut self.progress {
+            progress.println(&format!("warning: {text}"));
+        }
+        self.warnings.push(text);
+    }
+
+    /// Does what callbacks want; checkpoints wait until what belongs together is done.
+    fn act(&mut self, actions: Actions) -> Result<()> {
+        for warning in actions.warnings {
+            self.warn(warning);
+        }
+        if let Some(reason) = actions.stop {
+            self.at.stopped.get_or_insert(reason);
+        }
+        if !actions.keep_weights.is_empty() {
+            let snapshot = self.t.snapshot()?;
+            for number in actions.keep_weights {
+                self.t.kept.insert(number, snapshot.clone());
+            }
+        }
+        if let Some(number) = actions.restore_weights.last() {
+            match self.t.kept.get(number) {
+                Some(kept) => set(kept.iter().map(|(slot, bytes)| (slot, bytes.as_slice())))?,
+                None => self.warn("a callback wants weights put back that it never kept".into()),
+            }
+        }
+        self.requested.extend(actions.saves);
+        Ok(())
+    }
+
+    fn save_if_due(&mut self, steps: u64) -> Result<()> {
+        let Some(every) = self.t.settings.save_every else {
+            return Ok(());
+        };
+        let (before, now) = (self.at.done.saturating_sub(steps), self.at.done);
+        match before / every != now / every && self.saved != Some(now) {
+            true => self.save(),
+            false => Ok(()),
+        }
+    }
+
+    fn save(&mut self) -> Result<()> {
+        self.t.callbacks.flush()?;
+        let Some(checkpoints) = &mut self.checkpoints else {
+            return Ok(());
+        };
+        let scaler = &self.stepper.scaler;
+        let meta = self.t.checkpoint_meta(scaler, &self.at, &self.train)?;
+        let arrays = self.t.checkpoint_arrays(scaler, false)?;
+        checkpoints.save(&arrays, &meta)?;
+        self.saved = Some(self.at.done);
+        self.written += 1;
+        Ok(())
+    }
+
+    fn requested_saves(&mut self) -> Result<()> {
+        for request in std::mem::take(&mut self.requested) {
+            self.t.callbacks.flush()?;
+            let scaler = &self.stepper.scaler;
+            let mut meta = self.t.checkpoint_meta(scaler, &self.at, &self.train)?;
+            if let Some((name, value)) = &request.best {
+                meta.extra.insert(
+                    "best".into(),
+                    serde_json::json!({ "name": name, "value": value }),
+                );
+            }
+            let arrays = self.t.checkpoint_arrays(scaler, request.weights_only)?;
+            save_checkpoint(&request.path, &arrays, &meta)?;
+            self.written += 1;
+        }
+        Ok(())
+    }
+
+    fn report(self) -> Report {
+        self.t.attempted = self.at.base + self.at.done;
+        let device = self.t.store.device();
+        let seconds = self.spent.as_secs_f64();
+        let params = self.t.store.params();
+        Report {
+            history: self.at.logs(),
+            steps: self.at.done,
+            applied: self.at.done - self.at.skipped,
+            skipped: self.at.skipped,
+            train: self.at.totals.logs(),
+            valid: self.valid_logs,
+            seconds,
+            samples_per_second: if seconds > 0.0 {
+                self.samples as f64 / seconds
+            } else {
+                0.0
+            },
+            memory: device.memory(),
+            plans_compiled: device.plans_compiled(),
+            parameters: params.iter().map(|p| p.shape().numel()).sum(),
+            resumed_from: self.resumed.unwrap_or(0),
+            checkpoints_written: self.written,
+            stopped: self.at.stopped,
+            warnings: self.warnings,
+        }
+    }
+}
+
+/// The counter of applied steps, read without a plan.
+fn applied(t: &Trainer) -> Result<u64> {
+    let bytes = t.store.applied()?.to_bytes()?;
+    let count: [u8; 4] = bytes.try_into().unwrap_or_default();
+    Ok(u64::from(u32::from_ne_bytes(count)))
+}

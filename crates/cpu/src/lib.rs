@@ -14,6 +14,8 @@
 //! ```
 #![allow(unsafe_code)]
 mod alloc;
+#[allow(dead_code)]
+mod attention;
 mod backend;
 #[allow(dead_code)]
 mod conv;

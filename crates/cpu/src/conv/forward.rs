@@ -53,6 +53,7 @@ pub(super) unsafe fn run<T: Real>(
             a: &a,
             b: &columns,
             out: &out,
+            add: false,
         }
         .run();
     }

@@ -122,6 +122,7 @@ pub(super) unsafe fn run<T: Real>(
                     a: &a,
                     b: &columns,
                     out,
+                    add: false,
                 }
                 .run();
             }

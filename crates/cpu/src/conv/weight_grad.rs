@@ -86,6 +86,7 @@ pub(super) unsafe fn run<T: Real>(
             a: &columns,
             b: &right,
             out: &out,
+            add: false,
         }
         .run();
         // SAFETY: the product wrote all of it.

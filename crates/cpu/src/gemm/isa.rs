@@ -5,6 +5,9 @@ use half::f16;
 /// One instruction set. The functions are inlined into bodies that [`by_level!`](super::by_level)
 /// compiles for it.
 pub(crate) trait Isa {
+    /// The same for element functions.
+    type Simd: crate::simd::isa::Isa;
+
     /// Whether `mul_add` is one instruction.
     const FUSED: bool;
 
@@ -82,6 +85,8 @@ pub(crate) unsafe fn transpose_any<T: Copy>(
 }
 
 impl Isa for Portable {
+    type Simd = crate::simd::isa::Portable;
+
     const FUSED: bool = cfg!(target_arch = "aarch64");
 
     #[inline(always)]
@@ -150,6 +155,8 @@ mod x86 {
     }
 
     impl Isa for Avx512 {
+        type Simd = crate::simd::isa::Avx512;
+
         const FUSED: bool = true;
 
         #[inline(always)]
@@ -259,6 +266,8 @@ mod x86 {
     }
 
     impl Isa for Avx2 {
+        type Simd = crate::simd::isa::Avx2;
+
         const FUSED: bool = true;
 
         #[inline(always)]

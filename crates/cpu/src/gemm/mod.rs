@@ -23,7 +23,7 @@ pub(crate) use factors::{Layout, PackA, PackB, Sink};
 pub(crate) use isa::{Isa, by_level};
 pub(crate) use micro::Real;
 pub use operand::Operand;
-pub(crate) use output::AnySink;
+pub(crate) use output::{AnySink, store_rows};
 pub use output::{Dense, Output};
 pub(crate) use scratch::{Dst, Scratch};
 pub(crate) use tiles::Product;
@@ -108,6 +108,7 @@ unsafe fn product<T: Real>(
         a: &a,
         b: &b,
         out,
+        add: false,
     }
     .run();
 }

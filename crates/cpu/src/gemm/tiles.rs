@@ -23,6 +23,8 @@ pub(crate) struct Product<'a, T> {
     pub(crate) a: &'a dyn PackA<T>,
     pub(crate) b: &'a dyn PackB<T>,
     pub(crate) out: &'a dyn Sink<T>,
+    /// Adds to what C holds, which must be memory of the accumulator type.
+    pub(crate) add: bool,
 }
 
 /// Multiply-adds below which a second thread is no gain.
@@ -265,7 +267,7 @@ impl<T: Real> Product<'_, T> {
             (None, None, Some(own)) => (own.ptr(), grid.cols),
             (None, None, None) => return,
         };
-        if self.k == 0 {
+        if self.k == 0 && !self.add {
             for i in 0..height {
                 // SAFETY: row `i` of the tile.
                 unsafe { std::slice::from_raw_parts_mut(c.add(i * ldc), width) }.fill(T::default());
@@ -289,7 +291,17 @@ impl<T: Real> Product<'_, T> {
                         let c = c.add((row - rows.start) * ldc + (col - cols.start));
                         let micro = (family.pick)(r, wide, a.k_major);
                         let pa = a.ptr.wrapping_add(p * a.panel);
-                        micro(ks.len(), pa, a.stride, b, sb, c, ldc, panel.len(), k > 0);
+                        micro(
+                            ks.len(),
+                            pa,
+                            a.stride,
+                            b,
+                            sb,
+                            c,
+                            ldc,
+                            panel.len(),
+                            k > 0 || self.add,
+                        );
                     }
                 }
             }

@@ -1,0 +1,207 @@
+//! The rows of a block of scores.
+
+use crate::gemm::{Isa, by_level};
+use crate::simd::exp_neg;
+
+/// Values that are reduced side by side.
+const LANES: usize = 32;
+
+/// Scores of a block, `[rows, cols]`.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'a> {
+    pub(super) scores: *mut f32,
+    pub(super) ld: usize,
+    pub(super) cols: usize,
+    pub(super) scale: f32,
+    /// Keys of the block that each row sees.
+    pub(super) seen: &'a [usize],
+    /// What the key mask adds.
+    pub(super) bias: Option<&'a [f32]>,
+}
+
+/// What rows have summed up so far.
+pub(super) struct Running<'a> {
+    /// The largest score.
+    pub(super) top: &'a mut [f32],
+    /// The sum of the probabilities relative to it.
+    pub(super) sum: &'a mut [f32],
+    /// The weighted values, `[rows, d]`.
+    pub(super) values: *mut f32,
+    pub(super) d: usize,
+}
+
+/// `f(i, lane)` for all i below n, in chunks of `LANES`, so that lanes become vectors.
+#[inline(always)]
+fn lanes(n: usize, mut f: impl FnMut(usize, usize)) {
+    let full = n / LANES * LANES;
+    for i in (0..full).step_by(LANES) {
+        for lane in 0..LANES {
+            f(i + lane, lane);
+        }
+    }
+    for i in full..n {
+        f(i, i - full);
+    }
+}
+
+/// Combines lanes as a balanced tree.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = LANES / 2;
+    while width > 0 {
+        for i in 0..width {
+            lanes[i] = f(lanes[i], lanes[i + width]);
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+/// A score as softmax sees it.
+#[inline(always)]
+fn scaled(score: f32, scale: f32, bias: Option<&[f32]>, i: usize) -> f32 {
+    match bias {
+        // Not a sum: the score of a masked key may be anything.
+        Some(bias) if bias[i] < 0.0 => f32::NEG_INFINITY,
+        _ => score * scale,
+    }
+}
+
+by_level!(
+    /// Turns scores into probabilities relative to the running maximum, 0 for keys not seen, and
+    /// brings what was summed so far to the same maximum.
+    pub(super) fn softmax(block: &Block<'_>, running: &mut Running<'_>) = softmax_body
+);
+
+#[inline(always)]
+unsafe fn softmax_body<I: Isa>(block: &Block<'_>, running: &mut Running<'_>) {
+    for (row, &seen) in block.seen.iter().enumerate() {
+        // SAFETY: row `row` of the block.
+        let scores =
+            unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * block.ld), block.cols) };
+        let (scores, unseen) = scores.split_at_mut(seen);
+        unseen.fill(0.0);
+        let mut tops = [f32::NEG_INFINITY; LANES];
+        lanes(seen, |i, lane| {
+            scores[i] = scaled(scores[i], block.scale, block.bias, i);
+            tops[lane] = larger(scores[i], tops[lane]);
+        });
+        let old = running.top[row];
+        let top = larger(fold(tops, larger), old);
+        // No key seen so far: any finite value will do.
+        let shift = if top == f32::NEG_INFINITY { 0.0 } else { top };
+        let mut sums = [0.0; LANES];
+        lanes(seen, |i, lane| {
+            scores[i] = exp_neg::<I::Simd>(scores[i] - shift);
+            sums[lane] += scores[i];
+        });
+        let sum = fold(sums, |a, b| a + b);
+        let factor = match old == f32::NEG_INFINITY {
+            true => 0.0,
+            false => exp_neg::<I::Simd>(old - shift),
+        };
+        running.sum[row] = running.sum[row] * factor + sum;
+        running.top[row] = top;
+        if factor != 1.0 {
+            // SAFETY: row `row` of the values.
+            let values = unsafe {
+                std::slice::from_raw_parts_mut(running.values.add(row * running.d), running.d)
+            };
+            for value in values {
+                *value *= factor;
+            }
+        }
+    }
+}
+
+by_level!(
+    /// Divides by the sums; a row that has seen nothing becomes 0.
+    pub(super) fn normalize(running: &mut Running<'_>) = normalize_body
+);
+
+#[inline(always)]
+unsafe fn normalize_body<I: Isa>(running: &mut Running<'_>) {
+    for (row, &sum) in running.sum.iter().enumerate() {
+        // SAFETY: row `row` of the values.
+        let values = unsafe {
+            std::slice::from_raw_parts_mut(running.values.add(row * running.d), running.d)
+        };
+        for value in values {
+            *value = if sum == 0.0 { 0.0 } else { *value / sum };
+        }
+    }
+}
+
+by_level!(
+    /// With `scores` s and `grads` the gradients g of the dropped probabilities: `p = exp(s - lse)`,
+    /// `grads = p (f g - dot) scale`, `scores = f p`, where f are the dropout factors (1 without).
+    pub(super) fn softmax_grad(block: &Block<'_>, grads: *mut f32, lse: &[f32], dot: &[f32], factors: Option<&[f32]>) = softmax_grad_body
+);
+
+#[inline(always)]
+unsafe fn softmax_grad_body<I: Isa>(
+    block: &Block<'_>,
+    grads: *mut f32,
+    lse: &[f32],
+    dot: &[f32],
+    factors: Option<&[f32]>,
+) {
+    for (row, &seen) in block.seen.iter().enumerate() {
+        // SAFETY: row `row` of both blocks.
+        let (scores, grads) = unsafe {
+            let at = row * block.ld;
+            (
+                std::slice::from_raw_parts_mut(block.scores.add(at), block.cols),
+                std::slice::from_raw_parts_mut(grads.add(at), block.cols),
+            )
+        };
+        // A query that sees no key has no probabilities.
+        let seen = if lse[row] == f32::NEG_INFINITY {
+            0
+        } else {
+            seen
+        };
+        scores[seen..].fill(0.0);
+        grads[seen..].fill(0.0);
+        let (lse, dot, scale) = (lse[row], dot[row], block.scale);
+        let grads = &mut grads[..seen];
+        let scores = &mut scores[..seen];
+        match factors {
+            None => {
+                for (i, (s, g)) in scores.iter_mut().zip(grads).enumerate() {
+                    let p = exp_neg::<I::Simd>(scaled(*s, scale, block.bias, i) - lse);
+                    *g = p * (*g - dot) * scale;
+                    *s = p;
+                }
+            }
+            Some(factors) => {
+                let factors = &factors[row * block.ld..][..seen];
+                for (i, ((s, g), f)) in scores.iter_mut().zip(grads).zip(factors).enumerate() {
+                    let p = exp_neg::<I::Simd>(scaled(*s, scale, block.bias, i) - lse);
+                    *g = p * (*f * *g - dot) * scale;
+                    *s = f * p;
+                }
+            }
+        }
+    }
+}
+
+by_level!(
+    /// `out[i] = sum over j of a[i, j] * b[i, j]`, rows of `d`.
+    pub(super) fn dots(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) = dots_body
+);
+
+#[inline(always)]
+unsafe fn dots_body<I: Isa>(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
+    for (row, out) in out.iter_mut().enumerate() {
+        let (a, b) = (&a[row * d..][..d], &b[row * d..][..d]);
+        let mut sums = [0.0; LANES];
+        lanes(d, |i, lane| sums[lane] += a[i] * b[i]);
+        *out = fold(sums, |a, b| a + b);
+    }
+}

@@ -17,3 +17,5 @@ mod view;
 
 pub(crate) use composite::native;
 pub(crate) use plan::CpuPlan;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! Contracts of numbers: accumulation, NaN, precision of products, updates and their decomposition.
+use bimetal_cpu::cpu;
+use bimetal_tensor::graph::{Attr, Composite, MatmulPrecision, OptimRule, decompose};
+use bimetal_tensor::{DType, Tensor, eval};
+
+#[test]
+fn means_of_many_halves_are_right() {
+    let d = cpu();
+    let ones = Tensor::ones(&[65_520], DType::F16, &d);
+    assert_eq!(ones.mean_all().item().unwrap(), 1.0);
+    let v: Vec<f32> = (0..10_000_000)
+        .map(|i| 1.0 + (i % 1000) as f32 * 1e-3)
+        .collect();
+    let want = v.iter().map(|x| *x as f64).sum::<f64>() / v.len() as f64;
+    let x = Tensor::from_slice(&v, &[v.len()], &d);
+    let got = x.mean_all().item().unwrap();
+    assert!((got / want - 1.0).abs() < 1e-6, "{got} {want}");
+    // The same numbers as columns.
+    let got = x
+        .reshape(&[2_500_000, 4])
+        .sum(&[0], false)
+        .sum_all()
+        .item()
+        .unwrap()
+        / 1e7;
+    assert!((got / want - 1.0).abs() < 1e-6, "{got} {want}");
+    let equal = Tensor::full(&[100_000], 40_000.0, DType::F16, &d);
+    assert_eq!(equal.var(&[0], 0, false).item().unwrap(), 0.0);
+}
+
+#[test]
+fn rows_and_columns_are_summed_in_one_order() {
+    let d = cpu();
+    let v: Vec<f32> = (0..3000u64 * 150)
+        .map(|i| ((i * 7919) % 1009) as f32 / 64.3)
+        .collect();
+    let x = Tensor::from_slice(&v, &[3000, 150], &d);
+    let columns = x.sum(&[0], false).to_bytes().unwrap();
+    let turned = x.t().settle().unwrap();
+    let copy = Tensor::from_bytes(&turned.to_bytes().unwrap(), &[150, 3000], DType::F32, &d);
+    assert_eq!(columns, copy.sum(&[1], false).to_bytes().unwrap());
+}
+
+#[test]
+fn nan_wins_and_the_first_of_equals_is_found() {
+    let d = cpu();
+    let mut v = vec![1.0f32; 5000];
+    v[77] = 3.0;
+    v[3000] = 3.0;
+    v[80] = -2.0;
+    v[90] = -2.0;
+    let x = |v: &[f32]| Tensor::from_slice(v, &[5000], &d);
+    assert_eq!(x(&v).argmax(0, false).to_vec::<i32>().unwrap(), [77]);
+    assert_eq!(x(&v).argmin(0, false).to_vec::<i32>().unwrap(), [80]);
+    v[4000] = f32::NAN;
+    v[4001] = f32::NAN;
+    for t in [
+        x(&v).max(&[0], false),
+        x(&v).min(&[0], false),
+        x(&v).sum_all(),
+    ] {
+        assert!(t.item().unwrap().is_nan());
+    }
+    assert_eq!(x(&v).argmax(0, false).to_vec::<i32>().unwrap(), [4000]);
+    assert_eq!(x(&v).argmin(0, false).to_vec::<i32>().unwrap(), [4000]);
+    let (sorted, order) = x(&v).sort(false);
+    assert!(
+        sorted.to_vec::<f32>().unwrap()[4998..]
+            .iter()
+            .all(|v| v.is_nan())
+    );
+    assert_eq!(order.to_vec::<i32>().unwrap()[..2], [80, 90]);
+    let (top, at) = x(&v).topk(4);
+    assert!(top.to_vec::<f32>().unwrap()[1].is_nan());
+    assert_eq!(at.to_vec::<i32>().unwrap(), [4000, 4001, 77, 3000]);
+}
+
+#[test]
+fn integers_and_flags_reduce() {
+    let d = cpu();
+    let x = Tensor::from_slice(&(0..3000i64).collect::<Vec<_>>(), &[3, 1000], &d);
+    assert_eq!(
+        x.sum(&[1], false).to_vec::<i64>().unwrap(),
+        [499_500, 1_499_500, 2_499_500]
+    );
+    assert_eq!(x.max(&[0], false).to_vec::<i64>().unwrap()[17], 2017);
+    let even = x
+        .binary(bimetal_tensor::graph::Binary::Rem, &Tensor::scalar(2.0))
+        .eq(0.0);
+    assert_eq!(even.any(&[1], false).to_vec::<bool>().unwrap(), [true; 3]);
+    assert_eq!(even.all(&[1], false).to_vec::<bool>().unwrap(), [false; 3]);
+    let a = Tensor::from_slice(&[1i32, 2, 3, 4, 5, 6], &[2, 3], &d);
+    assert_eq!(a.matmul(&a.t()).to_vec::<i32>().unwrap(), [14, 32, 32, 77]);
+}
+
+#[test]
+fn product_precision_is_what_it_says() {
+    let d = cpu();
+    let n = 64;
+    let v: Vec<f32> = (0..n * n)
+        .map(|i| ((i * 31) % 97) as f32 / 48.3 - 1.0)
+        .collect();
+    let a = Tensor::from_slice(&v, &[n, n], &d);
+    let exact = a
+        .cast(DType::F64)
+        .matmul(&a.cast(DType::F64))
+        .to_f64_vec()
+        .unwrap();
+    let error = |p: MatmulPrecision| {
+        let got = a.matmul_with(&a, p, None).to_f64_vec().unwrap();
+        let e = got.iter().zip(&exact).map(|(x, y)| (x - y).abs());
+        e.fold(0.0, f64::max)
+    };
+    let (full, tf32, split) = (
+        error(MatmulPrecision::Exact),
+        error(MatmulPrecision::Tf32),
+        error(MatmulPrecision::Bf16x3),
+    );
+    assert!(full < 1e-5, "{full}");
+    assert!(tf32 > 1e-4 && tf32 < 64.0 / 1024.0, "{tf32}");
+    assert!(split < 2e-5, "{split}");
+}
+
+#[test]
+fn updates_have_the_bits_of_their_decomposition() {
+    let d = cpu();
+    let n = 20_011;
+    let t = |k: u32| {
+        let v: Vec<f32> = (0..n as u32)
+            .map(|i| ((i * k) % 8191) as f32 / 4096.0 - 1.0)
+            .collect();
+        Tensor::from_slice(&v, &[n], &d)
+    };
+    let f = |v: f64| Tensor::full(&[], v, DType::F32, &d);
+    let rules = [
+        (
+            OptimRule::Sgd {
+                momentum: false,
+                nesterov: false,
+            },
+            0.0,
+            0.0,
+        ),
+        (
+            OptimRule::Sgd {
+                momentum: true,
+                nesterov: false,
+            },
+            0.9,
+            0.1,
+        ),
+        (
+            OptimRule::Sgd {
+                momentum: true,
+                nesterov: true,
+            },
+            0.9,
+            0.0,
+        ),
+        (OptimRule::Adam { decoupled: false }, 0.9, 0.999),
+        (OptimRule::Adam { decoupled: true }, 0.9, 0.95),
+    ];
+    for (rule, beta1, beta2) in rules {
+        for (decay, step, apply, eps) in [
+            (0.0, 1.0, 1.0, 1e-8),
+            (0.01, 1.0, 1.0, 1e-8),
+            (0.01, 7.0, 1.0, 0.0),
+            (0.0, 1000.0, 1.0, 1e-8),
+            (0.01, 7.0, 0.0, 1e-8),
+        ] {
+            let c = Composite::OptimUpdate {
+                rule,
+                beta1: Attr(beta1),
+                beta2: Attr(beta2),
+                eps: Attr(eps),
+                weight_decay: Attr(decay),
+            };
+            let mut x = vec![
+                Tensor::full(&[], apply, DType::Bool, &d),
+                f(3e-3),
+                f(0.25),
+                f(step),
+                t(3),
+                t(5),
+            ];
+            x.extend([t(11), t(13).square()].into_iter().take(rule.moments()));
+            // A second parameter, smaller than a block.
+            let small: Vec<Tensor> = x[4..].iter().map(|t| t.narrow(0, 100, 77)).collect();
+            x.extend(small);
+            let native = Tensor::composite(c, &x.iter().collect::<Vec<_>>());
+            let plain = decompose(&c, &x);
+            eval(&plain.iter().collect::<Vec<_>>()).unwrap();
+            for (i, p) in plain.iter().enumerate() {
+                let (a, b) = (native.output(i).to_bytes().unwrap(), p.to_bytes().unwrap());
+                assert!(
+                    a == b,
+                    "{rule:?} decay {decay} step {step} apply {apply}: output {i}"
+                );
+                if apply == 0.0 && i == 0 {
+                    assert_eq!(a, x[4].to_bytes().unwrap());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradient_statistics_have_the_bits_of_their_decomposition() {
+    let d = cpu();
+    let v: Vec<f32> = (0..70_000)
+        .map(|i| ((i * 37) % 4001) as f32 / 1000.0 - 2.0)
+        .collect();
+    let a = Tensor::from_slice(&v, &[70, 1000], &d);
+    let b = Tensor::from_slice(&v[..1500], &[1500], &d).cast(DType::F16);
+    for poison in [None, Some(f32::NAN), Some(f32::INFINITY)] {
+        let mut v = v[..40_000].to_vec();
+        if let Some(p) = poison {
+            v[39_999] = p;
+        }
+        let c = Tensor::from_slice(&v, &[40_000], &d);
+        let x = [a.clone(), b.clone(), c];
+        let native = Tensor::composite(Composite::GradStats, &x.iter().collect::<Vec<_>>());
+        let plain = decompose(&Composite::GradStats, &x);
+        assert_eq!(
+            native.output(0).item().unwrap(),
+            poison.is_none() as u8 as f64
+        );
+        assert_eq!(
+            native.output(2).item().unwrap(),
+            if poison.is_some() { 2.0 } else { -1.0 }
+        );
+        for (i, p) in plain.iter().enumerate() {
+            let (x, y) = (native.output(i).item().unwrap(), p.item().unwrap());
+            assert!(x == y || x.is_nan() && y.is_nan(), "{i}: {x} {y}");
+        }
+    }
+}

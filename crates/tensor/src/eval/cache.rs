@@ -27,6 +27,8 @@ pub(crate) struct Cache {
 const CAPACITY: usize = 256;
 /// One structure compiled more often than this hints at a value that changes from step to step inside the key.
 const MANY: u32 = 8;
+/// Small graphs (an initial value, a metric) are cheap to compile for every size they come in.
+const LARGE: usize = 64;
 
 impl Cache {
     pub fn get(&mut self, hash: u64, key: &Flat) -> Option<Arc<Compiled>> {
@@ -42,6 +44,7 @@ impl Cache {
 
     /// Adds a plan; returns how often the structure (operations without sizes and attributes) was compiled if that is news.
     pub fn insert(&mut self, hash: u64, key: Flat, plan: Arc<Compiled>) -> Option<u32> {
+        let nodes = key.nodes.len();
         let structure = super::trace::hash_of(
             &key.nodes
                 .iter()
@@ -59,7 +62,7 @@ impl Cache {
             .push((Arc::new(key), plan, self.clock));
         let n = self.structures.entry(structure).or_insert(0);
         *n += 1;
-        (*n == MANY + 1).then_some(*n)
+        (*n == MANY + 1 && nodes >= LARGE).then_some(*n)
     }
 
     fn evict(&mut self) {

@@ -1,6 +1,8 @@
 //! The number of threads, and how a result is cut into tasks, never shows in its bits.
 use bimetal_cpu::CpuBackend;
-use bimetal_tensor::graph::{Attr, Composite, Conv2d, Distribution, OptimRule, Pool2d, RandomKey};
+use bimetal_tensor::graph::{
+    AttentionSpec, Attr, Composite, Conv2d, Distribution, DropoutSpec, OptimRule, Pool2d, RandomKey,
+};
 use bimetal_tensor::{DType, Device, Tensor, eval};
 
 fn values(n: usize, seed: u32) -> Vec<f32> {
@@ -20,7 +22,7 @@ fn everything(d: &Device) -> Vec<Tensor> {
     let x = t(&[300, 517], 1);
     let w = t(&[517, 211], 2);
     let bias = t(&[211], 3);
-    let index: Vec<i32> = (0..4000).map(|i| (i * i % 97) as i32).collect();
+    let index: Vec<i32> = (0..4000).map(|i| i * i % 97).collect();
     let index = Tensor::from_slice(&index, &[4000], d);
     let target: Vec<i32> = (0..300).map(|i| i % 211).collect();
     let target = Tensor::from_slice(&target, &[300], d);
@@ -55,6 +57,23 @@ fn everything(d: &Device) -> Vec<Tensor> {
     );
     let stats = Tensor::grad_stats(&[&x, &w, &half]);
     let (top, at) = x.topk(5);
+    let heads = |seed| t(&[2, 150, 3, 16], seed);
+    let spec = AttentionSpec {
+        scale: Attr(0.25),
+        causal: true,
+        key_mask: false,
+        dropout: Some(DropoutSpec {
+            rate: Attr(0.2),
+            key: stream,
+        }),
+    };
+    let step = Tensor::full(&[], 5.0, DType::U32, d);
+    let (q, k, v, dy) = (heads(11), heads(12), heads(13), heads(14));
+    let a = Tensor::composite(Composite::Attention(spec), &[&q, &k, &v, &step]);
+    let da = Tensor::composite(
+        Composite::AttentionGrad(spec),
+        &[&q, &k, &v, &a.output(0), &a.output(1), &dy, &step],
+    );
     vec![
         y.clone(),
         half,
@@ -86,6 +105,13 @@ fn everything(d: &Device) -> Vec<Tensor> {
         update.output(0),
         update.output(1),
         update.output(2),
+        a.output(0),
+        a.output(1),
+        da.output(0),
+        da.output(1),
+        da.output(2),
+        Tensor::conv2d_grad_input(&kernel, &conv, Conv2d::new(2, 1), &[3, 8, 20, 21]),
+        Tensor::conv2d_grad_weight(&image, &conv, Conv2d::new(2, 1), &[16, 8, 3, 3]),
         stats.0,
         stats.1,
         stats.2,

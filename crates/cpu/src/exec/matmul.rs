@@ -1,10 +1,10 @@
 //! Matrix products with a program on their results.
-use super::code::{CHUNK, Code, Frame};
+use super::code::Code;
 use super::convert;
 use super::cx::{Compile, Cx, Kernel};
 use super::ops;
-use super::scratch::Scratch;
-use super::view::{Arg, Block};
+use super::tile::Results;
+use super::view::Arg;
 use crate::gemm;
 use crate::par;
 use bimetal_tensor::graph::MatmulPrecision;
@@ -150,26 +150,22 @@ impl Matmul {
         })
     }
 
-    fn floats(&self, cx: &Cx<'_>, k: usize, a: gemm::Operand<'_>, b: gemm::Operand<'_>) {
-        let wide = self.acc == DType::F64;
-        // SAFETY: the accesses were checked when they were compiled; the results share no memory with the operands, and the tiles
-        // do not overlap.
-        unsafe {
-            if let Some(view) = self.epilogue.stores_acc()
-                && view.dtype.is_float()
-                && (view.dtype == DType::F64) == wide
-            {
-                let ptr = view.at(cx.ptr(view.buf), view.offset as isize);
-                let out = gemm::Dense::new(ptr, view.dtype, self.m, self.n);
-                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Dense(out));
-            } else if wide {
-                let sink = |t: gemm::Tile<'_, f64>| self.tile(cx, t);
-                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Tiles64(&sink));
-            } else {
-                let sink = |t: gemm::Tile<'_, f32>| self.tile(cx, t);
-                gemm::gemm(self.m, self.n, k, a, b, gemm::Output::Tiles(&sink));
-            }
+    fn results<'a>(&'a self, cx: &'a Cx<'a>) -> Results<'a> {
+        Results {
+            epilogue: &self.epilogue,
+            cx,
+            m: self.m,
+            n: self.n,
         }
+    }
+
+    fn floats(&self, cx: &Cx<'_>, k: usize, a: gemm::Operand<'_>, b: gemm::Operand<'_>) {
+        let results = self.results(cx);
+        // SAFETY: the accesses were checked when they were compiled; the results share no memory with the operands, and the
+        // tiles do not overlap.
+        results.product(self.acc == DType::F64, |out| unsafe {
+            gemm::gemm(self.m, self.n, k, a, b, out);
+        });
     }
 
     /// A product of parts of the operands, which are written side by side along k: `parts(value)` gives the factors.
@@ -249,54 +245,16 @@ impl Matmul {
                         }
                     }
                 }
-                self.tile(
-                    cx,
-                    gemm::Tile {
-                        batch,
-                        row: rows.start,
-                        rows: rows.len(),
-                        col: 0,
-                        cols: self.n,
-                        data: &mut out,
-                        ld: self.n,
-                    },
-                );
+                self.results(cx).tile(gemm::Tile {
+                    batch,
+                    row: rows.start,
+                    rows: rows.len(),
+                    col: 0,
+                    cols: self.n,
+                    data: &mut out,
+                    ld: self.n,
+                });
             });
-        }
-    }
-
-    /// Runs the epilogue on a finished tile of the accumulator's type.
-    fn tile<T: Copy>(&self, cx: &Cx<'_>, tile: gemm::Tile<'_, T>) {
-        let gemm::Tile { rows, cols, ld, .. } = tile;
-        if rows * cols == 0 {
-            return;
-        }
-        let mut frame = Frame::new(&self.epilogue, cx);
-        let mut scratch = Scratch::new(CHUNK * size_of::<T>());
-        let buf = scratch.ptr().cast::<T>();
-        let start = (tile.batch * self.m + tile.row) * self.n + tile.col;
-        for c in (0..cols).step_by(CHUNK) {
-            let width = CHUNK.min(cols - c);
-            let many = CHUNK / width;
-            for r in (0..rows).step_by(many) {
-                let count = many.min(rows - r);
-                let b = Block::matrix(start + r * self.n + c, count, width, self.n);
-                let from = &tile.data[r * ld + c..];
-                let acc = if count == 1 || ld == width {
-                    from.as_ptr()
-                } else {
-                    for i in 0..count {
-                        let row = &from[i * ld..][..width];
-                        // SAFETY: scratch has room for a block.
-                        unsafe {
-                            std::ptr::copy_nonoverlapping(row.as_ptr(), buf.add(i * width), width);
-                        }
-                    }
-                    buf.cast_const()
-                };
-                // SAFETY: the block lies in the epilogue's domain, no two tiles overlap, and `acc` has its values.
-                unsafe { frame.run(&b, Arg::dense(acc.cast())) };
-            }
         }
     }
 }

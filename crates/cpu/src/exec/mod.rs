@@ -13,6 +13,7 @@ mod plan;
 mod reduce;
 mod scan;
 mod scratch;
+mod tile;
 mod view;
 
 pub(crate) use composite::native;

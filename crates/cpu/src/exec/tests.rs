@@ -198,8 +198,13 @@ fn strided_accesses_find_their_elements() {
             let r = rig(threads);
             let leaves = [r.buffer(&a), r.buffer(&t), r.buffer(&row), r.buffer(&col)];
             let out = r.buffer(&vec![9.0f32; m * wide]);
-            r.run(&Arc::new(p.clone()), &leaves, &[], &[out.clone()])
-                .unwrap();
+            r.run(
+                &Arc::new(p.clone()),
+                &leaves,
+                &[],
+                std::slice::from_ref(&out),
+            )
+            .unwrap();
             assert_eq!(r.read::<f32>(&out, m * wide), want, "{m} {n}");
         }
     }
@@ -244,8 +249,13 @@ fn outputs_may_replace_inputs() {
     let r = rig(2);
     let (slot, out) = (r.buffer(&v), r.buffer(&vec![half::f16::ZERO; n]));
     let one = r.buffer(&[1.5f32]);
-    r.run(&Arc::new(p), &[one], &[slot.clone()], &[out.clone()])
-        .unwrap();
+    r.run(
+        &Arc::new(p),
+        &[one],
+        std::slice::from_ref(&slot),
+        std::slice::from_ref(&out),
+    )
+    .unwrap();
     assert_eq!(
         r.read::<f32>(&slot, n),
         v.iter().map(|x| x + 1.5).collect::<Vec<_>>()
@@ -393,7 +403,8 @@ fn reductions_agree_with_f64() {
             );
             let r = rig(2);
             let (x, out) = (r.buffer(&v), r.buffer(&vec![0.0f32; k]));
-            r.run(&Arc::new(p), &[x], &[], &[out.clone()]).unwrap();
+            r.run(&Arc::new(p), &[x], &[], std::slice::from_ref(&out))
+                .unwrap();
             for (i, got) in r.read::<f32>(&out, k).into_iter().enumerate() {
                 let mut acc: Option<f64> = None;
                 for j in 0..len {
@@ -501,7 +512,9 @@ fn runs_check_their_bindings_and_say_whether_state_was_written() {
         assert_eq!(r.read::<f32>(&state[1], 4), [0.0; 4]);
     }
     let p = Arc::new(p);
-    let missing = r.run(&p, &[x.clone()], &state, &[]).unwrap_err();
+    let missing = r
+        .run(&p, std::slice::from_ref(&x), &state, &[])
+        .unwrap_err();
     assert!(
         format!("{:?}", missing.kind).contains("leaf 1"),
         "{:?}",

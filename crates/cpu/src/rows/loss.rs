@@ -92,7 +92,7 @@ fn join<I: Isa>(a: Sums, b: Sums) -> Sums {
 /// For each row `lse = log sum exp(logits)` and
 /// `loss = (1 - smoothing) (lse - logits[target]) + smoothing (lse - mean(logits))`.
 ///
-/// `loss` and `lse` receive `[rows]` in f32; rows that are ignored or bad get an `lse` of 0.
+/// `loss` and `lse` receive `[rows]` in f32; rows that are ignored have loss 0, bad ones an `lse` of 0.
 pub(crate) fn cross_entropy(
     ce: CrossEntropy,
     loss: &mut [f32],
@@ -113,8 +113,8 @@ pub(crate) fn cross_entropy(
             let row = block * step + i;
             (*loss, *lse) = (0.0, 0.0);
             let class = match ce.target(row) {
-                Target::Class(class) => class,
-                Target::Ignored => continue,
+                Target::Class(class) => Some(class),
+                Target::Ignored => None,
                 Target::Bad => {
                     *loss = f32::NAN;
                     first_bad.fetch_min(row, Ordering::Relaxed);
@@ -126,7 +126,9 @@ pub(crate) fn cross_entropy(
             for from in (0..cols).step_by(BLOCK) {
                 let part = from..(from + BLOCK).min(cols);
                 let x = ce.logits.part(row, part.clone(), &mut scratch);
-                if part.contains(&class) {
+                if let Some(class) = class
+                    && part.contains(&class)
+                {
                     at_target = x[class - from];
                 }
                 tree.push(sums(x, &mut exps, ce.label_smoothing != 0.0));
@@ -134,6 +136,9 @@ pub(crate) fn cross_entropy(
             let (max, sum, total) = tree.finish();
             let (max, log_sum) = (shift(max), log(sum));
             *lse = max + log_sum;
+            if class.is_none() {
+                continue;
+            }
             // The differences first: the maximum may be far larger than the loss.
             let nll = (max - at_target) + log_sum;
             *loss = nll;

@@ -1,4 +1,5 @@
 //! Composites with kernels of their own; the others are decomposed by the scheduler.
+mod attention;
 mod optim;
 mod rows;
 mod stats;
@@ -28,6 +29,17 @@ pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
         Composite::CrossEntropyGrad { .. } => {
             rows(&inputs[..1]) && inputs[2..].iter().all(|m| m.dtype == DType::F32)
         }
+        Composite::Attention(_) | Composite::AttentionGrad(_) => {
+            let few = matches!(composite, Composite::Attention(_));
+            let (heads, lse) = match few {
+                true => (&inputs[..3], None),
+                false => (&inputs[..4], inputs.get(4)),
+            };
+            heads
+                .iter()
+                .all(|m| m.dtype != DType::F64 && m.shape.numel() > 0)
+                && lse.is_none_or(|m| m.dtype == DType::F32)
+        }
         _ => false,
     }
 }
@@ -43,7 +55,7 @@ fn rows(inputs: &[Meta]) -> bool {
 /// The kernel of a composite.
 pub(super) fn compile(
     composite: &Composite,
-    _random: Option<u32>,
+    random: Option<u32>,
     inputs: &[Dense],
     outputs: &[Option<Dense>],
     cx: &Compile<'_>,
@@ -75,6 +87,12 @@ pub(super) fn compile(
             Box::new(optim::Update::new(rule, numbers, x, y, cx)?)
         }
         Composite::GradStats => Box::new(stats::Stats::new(x, y, cx)?),
+        Composite::Attention(spec) => {
+            Box::new(attention::Attend::new(spec, false, random, x, y, cx)?)
+        }
+        Composite::AttentionGrad(spec) => {
+            Box::new(attention::Attend::new(spec, true, random, x, y, cx)?)
+        }
         composite => {
             cx.check(
                 native(&composite, &metas),

@@ -30,18 +30,14 @@ pub(super) struct Running<'a> {
     pub(super) d: usize,
 }
 
-/// `f(i, lane)` for all i below n, in chunks of `LANES`, so that lanes become vectors.
+/// Calls `f` with chunks of `LANES` values and then with the rest; lanes become vectors.
 #[inline(always)]
-fn lanes(n: usize, mut f: impl FnMut(usize, usize)) {
-    let full = n / LANES * LANES;
-    for i in (0..full).step_by(LANES) {
-        for lane in 0..LANES {
-            f(i + lane, lane);
-        }
+fn chunks(values: &mut [f32], mut f: impl FnMut(&mut [f32])) {
+    let (full, rest) = values.as_chunks_mut::<LANES>();
+    for chunk in full {
+        f(chunk);
     }
-    for i in full..n {
-        f(i, i - full);
-    }
+    f(rest);
 }
 
 /// Combines lanes as a balanced tree.
@@ -62,13 +58,11 @@ fn larger(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
-/// A score as softmax sees it.
+/// Makes the scores of masked keys minus infinity, whatever they are.
 #[inline(always)]
-fn scaled(score: f32, scale: f32, bias: Option<&[f32]>, i: usize) -> f32 {
-    match bias {
-        // Not a sum: the score of a masked key may be anything.
-        Some(bias) if bias[i] < 0.0 => f32::NEG_INFINITY,
-        _ => score * scale,
+fn hide(scores: &mut [f32], bias: Option<&[f32]>) {
+    for (score, bias) in scores.iter_mut().zip(bias.unwrap_or(&[])) {
+        *score = if *bias < 0.0 { *bias } else { *score };
     }
 }
 
@@ -87,18 +81,23 @@ unsafe fn softmax_body<I: Isa>(block: &Block<'_>, running: &mut Running<'_>) {
         let (scores, unseen) = scores.split_at_mut(seen);
         unseen.fill(0.0);
         let mut tops = [f32::NEG_INFINITY; LANES];
-        lanes(seen, |i, lane| {
-            scores[i] = scaled(scores[i], block.scale, block.bias, i);
-            tops[lane] = larger(scores[i], tops[lane]);
+        hide(scores, block.bias);
+        chunks(scores, |chunk| {
+            for (score, top) in chunk.iter_mut().zip(&mut tops) {
+                *score *= block.scale;
+                *top = larger(*score, *top);
+            }
         });
         let old = running.top[row];
         let top = larger(fold(tops, larger), old);
         // No key seen so far: any finite value will do.
         let shift = if top == f32::NEG_INFINITY { 0.0 } else { top };
         let mut sums = [0.0; LANES];
-        lanes(seen, |i, lane| {
-            scores[i] = exp_neg::<I::Simd>(scores[i] - shift);
-            sums[lane] += scores[i];
+        chunks(scores, |chunk| {
+            for (score, sum) in chunk.iter_mut().zip(&mut sums) {
+                *score = exp_neg::<I::Simd>(*score - shift);
+                *sum += *score;
+            }
         });
         let sum = fold(sums, |a, b| a + b);
         let factor = match old == f32::NEG_INFINITY {
@@ -171,18 +170,19 @@ unsafe fn softmax_grad_body<I: Isa>(
         let (lse, dot, scale) = (lse[row], dot[row], block.scale);
         let grads = &mut grads[..seen];
         let scores = &mut scores[..seen];
+        hide(scores, block.bias);
         match factors {
             None => {
-                for (i, (s, g)) in scores.iter_mut().zip(grads).enumerate() {
-                    let p = exp_neg::<I::Simd>(scaled(*s, scale, block.bias, i) - lse);
+                for (s, g) in scores.iter_mut().zip(grads) {
+                    let p = exp_neg::<I::Simd>(*s * scale - lse);
                     *g = p * (*g - dot) * scale;
                     *s = p;
                 }
             }
             Some(factors) => {
                 let factors = &factors[row * block.ld..][..seen];
-                for (i, ((s, g), f)) in scores.iter_mut().zip(grads).zip(factors).enumerate() {
-                    let p = exp_neg::<I::Simd>(scaled(*s, scale, block.bias, i) - lse);
+                for ((s, g), f) in scores.iter_mut().zip(grads).zip(factors) {
+                    let p = exp_neg::<I::Simd>(*s * scale - lse);
                     *g = p * (*f * *g - dot) * scale;
                     *s = f * p;
                 }
@@ -201,7 +201,11 @@ unsafe fn dots_body<I: Isa>(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
     for (row, out) in out.iter_mut().enumerate() {
         let (a, b) = (&a[row * d..][..d], &b[row * d..][..d]);
         let mut sums = [0.0; LANES];
-        lanes(d, |i, lane| sums[lane] += a[i] * b[i]);
+        for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+            for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+                *sum += a * b;
+            }
+        }
         *out = fold(sums, |a, b| a + b);
     }
 }

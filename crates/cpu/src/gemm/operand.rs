@@ -238,12 +238,17 @@ unsafe fn pack_cols_body<I: Isa, T: Real>(
     dst: *mut T,
 ) {
     let k_bytes = op.row_stride * op.dtype.size() as isize;
+    let plain = op.elements().is_plain::<T>() && op.col_stride == 1;
     for k in 0..ks {
         // SAFETY: row `k` of source and destination.
         unsafe {
             let src = src.wrapping_offset(k as isize * k_bytes);
             let to = dst.add(k * nr);
-            op.elements().load::<I, T>(src, op.col_stride, cols, to);
+            if plain {
+                T::copy_run::<I>(src.cast(), cols, to);
+            } else {
+                op.elements().load::<I, T>(src, op.col_stride, cols, to);
+            }
             for i in cols..nr {
                 *to.add(i) = T::default();
             }

@@ -68,11 +68,11 @@ impl Pool2d {
         first.min(outputs)..end.min(outputs)
     }
 
-    /// Elements that a mean divides by.
-    fn count(&self, y: usize, x: usize) -> usize {
+    /// Elements of window `o` along an axis that a mean counts.
+    fn counted(&self, axis: usize, o: usize) -> usize {
         match self.count_include_pad {
-            true => self.kernel[0] * self.kernel[1],
-            false => self.window(0, y).len() * self.window(1, x).len(),
+            true => self.kernel[axis],
+            false => self.window(axis, o).len(),
         }
     }
 

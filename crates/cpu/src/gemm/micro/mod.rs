@@ -35,6 +35,8 @@ pub(crate) trait Real: Convert + PartialOrd + Send + Sync + 'static {
     fn family(level: Level) -> Family<Self>;
     /// The sum.
     fn plus(self, other: Self) -> Self;
+    /// The product.
+    fn times(self, other: Self) -> Self;
     /// The quotient.
     fn over(self, other: Self) -> Self;
     /// Whether it is NaN.
@@ -64,6 +66,11 @@ macro_rules! real {
             #[inline(always)]
             fn plus(self, other: $t) -> $t {
                 self + other
+            }
+
+            #[inline(always)]
+            fn times(self, other: $t) -> $t {
+                self * other
             }
 
             #[inline(always)]

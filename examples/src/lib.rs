@@ -1,9 +1,11 @@
 //! What all examples share: options, the run folder, and the object of `--json`.
 
 mod options;
+mod random;
 mod run;
 
 pub use options::{Defaults, Extra, Options};
+pub use random::Random;
 pub use run::{Figures, Folder};
 
 use bimetal::Result;

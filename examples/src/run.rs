@@ -41,7 +41,10 @@ impl Folder {
 
     /// Tells a trainer to log, save and resume here.
     pub fn trainer(&self, trainer: Trainer, options: &Options) -> Trainer {
+        // A checkpoint is written at the end of an execution.
+        let execution = options.save_every.unwrap_or(10).min(10) as usize;
         let trainer = trainer
+            .steps_per_execution(execution)
             .checkpoint(self.checkpoints())
             .resume(options.resume)
             .callback(JsonlLogger::new(self.steps()))

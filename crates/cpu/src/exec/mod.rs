@@ -4,7 +4,6 @@ mod composite;
 mod conv;
 mod convert;
 mod cx;
-mod frame;
 mod host;
 mod index;
 mod map;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bimetal_data::Loader;
-use bimetal_precision::StepOutcome;
+use bimetal_precision::{StepOutcome, warn_if_slow};
 use bimetal_tensor::{CastMode, DType, cast_slice};
 
 use super::skips::Skips;
@@ -85,7 +85,8 @@ impl<'a> Run<'a> {
             applied: applied(t)?,
             ..Position::default()
         };
-        let mut warnings = Vec::new();
+        let policy = &t.store.policies().default;
+        let mut warnings = Vec::from_iter(warn_if_slow(t.store.device(), policy));
         let mut resumed = None;
         let mut callback_states = None;
         let checkpoints = match t.settings.checkpoint.clone() {
@@ -95,7 +96,9 @@ impl<'a> Run<'a> {
                 let newest = load_latest_checkpoint(&dir)?;
                 match newest {
                     Some(found) if t.settings.resume => {
-                        (at, warnings) = t.restore(&found, &scaler, &mut train)?;
+                        let (position, told) = t.restore(&found, &scaler, &mut train)?;
+                        at = position;
+                        warnings.extend(told);
                         callback_states = found.meta().extra.get("callbacks").cloned();
                         resumed = Some(at.base + at.done);
                     }

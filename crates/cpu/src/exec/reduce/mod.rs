@@ -5,9 +5,8 @@ pub(crate) mod fold;
 
 pub(crate) use arg::ArgReduce;
 
-use super::code::{CHUNK, Code};
+use super::code::{CHUNK, Code, Frame};
 use super::cx::{Compile, Cx, Kernel};
-use super::frame::Frame;
 use super::view::{Arg, Block};
 use crate::par;
 use bimetal_tensor::graph::ReduceOp;

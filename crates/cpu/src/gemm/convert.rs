@@ -63,6 +63,22 @@ unsafe fn map<S: Copy, D>(src: *const S, n: usize, dst: *mut D, f: impl Fn(S) ->
     }
 }
 
+/// Copies a row; a library call costs more than it does for a short one.
+///
+/// # Safety
+/// `n` values on both sides.
+#[inline(always)]
+unsafe fn copy<I: Isa>(src: *const f32, n: usize, dst: *mut f32) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        if n <= 128 {
+            I::copy_run(src, n, dst);
+        } else {
+            std::ptr::copy_nonoverlapping(src, dst, n);
+        }
+    }
+}
+
 /// An exact f32 as the element type it was rounded to: only for 16-bit bf16.
 #[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
@@ -77,7 +93,7 @@ impl Convert for f32 {
         // SAFETY: the caller's contract, with `src` seen as elements of `dtype`.
         unsafe {
             match from.dtype {
-                DType::F32 => std::ptr::copy_nonoverlapping(src.cast(), dst, n),
+                DType::F32 => copy::<I>(src.cast(), n, dst),
                 DType::F16 => I::f16_to_f32(src.cast(), n, dst),
                 DType::BF16 => map(src.cast::<u16>(), n, dst, |x| {
                     f32::from_bits((x as u32) << 16)
@@ -114,7 +130,7 @@ impl Convert for f32 {
         // SAFETY: the caller's contract, with `dst` seen as elements of `dtype`.
         unsafe {
             match dtype {
-                DType::F32 => std::ptr::copy_nonoverlapping(src, dst.cast(), n),
+                DType::F32 => copy::<I>(src, n, dst.cast()),
                 DType::F16 => I::f32_to_f16(src, n, dst.cast()),
                 DType::BF16 => map(src, n, dst.cast::<u16>(), bf16_bits),
                 DType::F8E4M3 => map(src, n, dst, |x| F8E4M3::from_f32(x).to_bits()),

@@ -154,6 +154,12 @@ mod x86 {
         }};
     }
 
+    /// The first `n` of 16 lanes, all from 16 on.
+    #[inline(always)]
+    fn first(n: usize) -> u16 {
+        if n < 16 { !(u16::MAX << n) } else { u16::MAX }
+    }
+
     impl Isa for Avx512 {
         type Simd = crate::simd::isa::Avx512;
 
@@ -161,40 +167,38 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn f16_to_f32(src: *const u16, n: usize, dst: *mut f32) {
-            // SAFETY: `n` elements on both sides; the caller runs on AVX-512.
-            unsafe {
-                blocks!(src, n, dst, 16, |s: *const u16, d: *mut f32| {
-                    _mm512_storeu_ps(d, _mm512_cvtph_ps(_mm256_loadu_si256(s.cast())))
-                })
+            for i in (0..n).step_by(16) {
+                let mask = first(n - i);
+                // SAFETY: the mask leaves out what is beyond `n`; the caller runs on AVX-512.
+                unsafe {
+                    let x = _mm256_maskz_loadu_epi16(mask, src.add(i).cast());
+                    _mm512_mask_storeu_ps(dst.add(i), mask, _mm512_cvtph_ps(x));
+                }
             }
         }
 
         #[inline(always)]
         unsafe fn f32_to_f16(src: *const f32, n: usize, dst: *mut u16) {
-            // SAFETY: `n` elements on both sides; the caller runs on AVX-512.
-            unsafe {
-                blocks!(src, n, dst, 16, |s: *const f32, d: *mut u16| {
-                    let x = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_loadu_ps(s));
-                    _mm256_storeu_si256(d.cast(), x)
-                })
+            for i in (0..n).step_by(16) {
+                let mask = first(n - i);
+                // SAFETY: the mask leaves out what is beyond `n`; the caller runs on AVX-512.
+                unsafe {
+                    let x = _mm512_maskz_loadu_ps(mask, src.add(i));
+                    let x = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+                    _mm256_mask_storeu_epi16(dst.add(i).cast(), mask, x);
+                }
             }
         }
 
         #[inline(always)]
         unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32) {
-            let mut i = 0;
-            while i < n {
-                let mask = if n - i < 16 {
-                    !(u16::MAX << (n - i))
-                } else {
-                    u16::MAX
-                };
+            for i in (0..n).step_by(16) {
+                let mask = first(n - i);
                 // SAFETY: the mask leaves out what is beyond `n`; the caller runs on AVX-512.
                 unsafe {
                     let x = _mm512_maskz_loadu_ps(mask, src.add(i));
                     _mm512_mask_storeu_ps(dst.add(i), mask, x);
                 }
-                i += 16;
             }
         }
 

@@ -10,6 +10,8 @@ mod operand;
 mod output;
 mod scratch;
 #[cfg(test)]
+mod test_speed;
+#[cfg(test)]
 mod tests;
 mod tiles;
 

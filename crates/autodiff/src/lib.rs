@@ -7,14 +7,18 @@
 //!
 //! ```
 //! use bimetal_autodiff::grad;
-//! use bimetal_tensor::{Result, Tensor};
+//! use bimetal_tensor::Tensor;
 //!
-//! /// The loss of a linear model and its gradient for the weights `[d, 1]`.
-//! fn loss(x: &Tensor, y: &Tensor, w: &Tensor) -> Result<(Tensor, Tensor)> {
-//!     let loss = (x.matmul(w) - y).square().mean_all();
-//!     let g = grad(&loss, &[w])?.remove(0);
-//!     Ok((loss, g))
-//! }
+//! # fn main() -> bimetal_tensor::Result<()> {
+//! let device = bimetal_cpu::cpu();
+//! let x = Tensor::from_slice(&[2.0f32, -1.0], &[2], &device);
+//! let loss = x.powi(3).sum_all();
+//! let first = grad(&loss, &[&x])?.remove(0); // 3 x^2
+//! let second = grad(&first.sum_all(), &[&x])?.remove(0); // 6 x
+//! assert_eq!(first.to_vec::<f32>()?, [12.0, 3.0]);
+//! assert_eq!(second.to_vec::<f32>()?, [12.0, -6.0]);
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! [`checkpoint`] trades time for memory: the values inside of a segment are computed again in the backward pass.

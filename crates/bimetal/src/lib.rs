@@ -3,27 +3,33 @@
 //! Matrix work runs in f16, bf16 or f8 where a policy says so, everything that needs range or resolution in f32: weights are kept in f32,
 //! the loss scale finds itself, and a step with a gradient that is not finite changes nothing.
 //!
-//! A regression from data to a report:
+//! A network from data to a report:
 //!
 //! ```
 //! use bimetal::prelude::*;
 //!
 //! # fn main() -> Result<()> {
-//! // y = 3 a - 2 b, 64 samples.
+//! // 64 samples of y = a b.
 //! let x: Vec<f32> = (0..128).map(|i| ((i * 37) % 64) as f32 / 32.0 - 1.0).collect();
-//! let y: Vec<f32> = x.chunks(2).map(|x| 3.0 * x[0] - 2.0 * x[1]).collect();
+//! let y: Vec<f32> = x.chunks(2).map(|x| x[0] * x[1]).collect();
 //! let data = InMemory::new(vec![Array::from_vec(x, &[64, 2])?, Array::from_vec(y, &[64, 1])?])?;
 //!
-//! let store = ParamStore::new(&bimetal::cpu(), "mixed_float16".parse::<PolicyMap>()?).seed(0);
-//! let net = Linear::new(&store.root().at("net").policy("float32"), 2, 1);
+//! let store = ParamStore::new(&bimetal::cpu(), "mixed_float16").seed(0);
+//! let scope = store.root();
+//! let net = Sequential::new()
+//!     .then(Linear::new(&scope.at("hidden"), 2, 16))
+//!     .then(Activation::Relu)
+//!     .then(Linear::new(&scope.at("head").policy("float32"), 16, 1));
 //! let task = |batch: &TensorBatch, cx: &Ctx| Output::new(mse(&net.forward(&batch[0], cx), &batch[1]));
 //!
 //! let loader = Loader::new(data).batch(16).shuffle(0);
-//! let report = Trainer::new(&store, Adam::new(0.1)).progress(false).fit(&task, loader, None, 40)?;
+//! let report = Trainer::new(&store, Adam::new(0.02)).progress(false).fit(&task, loader, None, 60)?;
 //! assert!(report.train_loss() < 1e-2, "{report}");
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! The repository has a guide (`docs/guide`) and whole programs (`examples`).
 //!
 //! # Where things are
 //!

@@ -235,3 +235,32 @@ fn gradient_statistics_have_the_bits_of_their_decomposition() {
         }
     }
 }
+
+#[test]
+fn turned_operands_of_every_dtype_are_read_right() {
+    let d = cpu();
+    let (a, b, c) = (3usize, 50usize, 41usize);
+    let v: Vec<f32> = (0..a * b * c).map(|i| (i % 113) as f32).collect();
+    for dtype in DType::ALL {
+        let x = Tensor::from_slice(&v, &[a, b, c], &d).cast(dtype);
+        x.eval().unwrap();
+        let from = x.to_f64_vec().unwrap();
+        let turned = x.transpose(1, 2).flatten(0..=1).to_f64_vec().unwrap();
+        let back = x.permute(&[2, 1, 0]).flatten(0..=2).to_f64_vec().unwrap();
+        for (i, j, k) in (0..a * b * c).map(|n| (n / (b * c), n / c % b, n % c)) {
+            let want = from[(i * b + j) * c + k];
+            assert_eq!(turned[(i * c + k) * b + j], want, "{dtype}");
+            assert_eq!(back[(k * b + j) * a + i], want, "{dtype}");
+        }
+    }
+    // Beside dense operands and generated values.
+    let x = Tensor::from_slice(&v, &[a * b, c], &d);
+    let y = Tensor::from_slice(&v, &[c, a * b], &d);
+    let z = (x.t() * 2.0 + &y).to_f64_vec().unwrap();
+    for i in 0..c {
+        for j in 0..a * b {
+            let want = v[j * c + i] * 2.0 + v[i * a * b + j];
+            assert_eq!(z[i * a * b + j], want as f64);
+        }
+    }
+}

@@ -30,8 +30,8 @@
 //!
 //! Layers follow Keras in their use of dtypes: floating inputs are cast to the compute dtype at the entry of a layer, integers
 //! never; parameters stay in the parameter dtype and are cast where they are read; results are cast to the output dtype. Norms,
-//! softmax, the gates of an LSTM and losses compute in f32 inside (f64 where their inputs are). Names and layouts of parameters are
-//! PyTorch's, so that its checkpoints load.
+//! softmax, the gates of an LSTM and losses compute in f32 inside (f64 where their inputs are). Names, layouts and initial values of
+//! parameters are PyTorch's, so that values from there fit ([`ParamStore::load`]).
 mod activation;
 mod attention;
 mod conv;

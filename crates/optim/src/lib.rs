@@ -5,14 +5,34 @@
 //! [`StepHandle`] reads the outcome when asked.
 //!
 //! ```
-//! use bimetal_optim::{AdamW, ParamGroup, warmup_cosine};
+//! use bimetal_layers::{Layer, Linear, ParamStore, mse};
+//! use bimetal_optim::{AdamW, Optimizer, ParamGroup, warmup_cosine};
+//! use bimetal_precision::{LossScale, LossScaler};
+//! use bimetal_tensor::{DType, Tensor};
 //!
-//! let optimizer = AdamW::new(warmup_cosine(1e-3, 1e-4, 100, 2000))
+//! # fn main() -> bimetal_tensor::Result<()> {
+//! let device = bimetal_cpu::cpu();
+//! let store = ParamStore::new(&device, "mixed_float16").seed(0);
+//! let net = Linear::new(&store.root().at("net"), 4, 1);
+//! let scaler = LossScaler::new(LossScale::dynamic(), &device)?;
+//! let mut optimizer = AdamW::new(warmup_cosine(0.05, 0.005, 5, 50))
 //!     .betas(0.9, 0.99)
-//!     .weight_decay(0.1)
 //!     .decay_matrices_only()
-//!     .group(ParamGroup::new("head").lr_factor(0.1));
-//! # let _ = optimizer;
+//!     .group(ParamGroup::new("net.bias").lr_factor(0.5));
+//!
+//! let x = Tensor::ones(&[8, 4], DType::F32, &device);
+//! let y = Tensor::full(&[8, 1], 3.0, DType::F32, &device);
+//! let mut losses = Vec::new();
+//! for _ in 0..50 {
+//!     let cx = store.train();
+//!     let loss = mse(&net.forward(&x, &cx), &y);
+//!     let grads = scaler.scale(&loss).grad(&store.trainable_slots()?)?;
+//!     let step = optimizer.step(cx, grads.unscale().clip_global_norm(10.0))?;
+//!     losses.push(step.loss()?);
+//! }
+//! assert!(losses[49] < 0.1 * losses[0], "{losses:?}");
+//! # Ok(())
+//! # }
 //! ```
 mod accumulate;
 mod adam;

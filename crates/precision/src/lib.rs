@@ -6,14 +6,20 @@
 //! ([`LossScaler`]). The order is kept by types: [`LossScaler::scale`] gives a [`ScaledLoss`], [`ScaledLoss::grad`] gives `Grads<Scaled>`, and clipping, looking at
 //! and stepping with gradients is for `Grads<Unscaled>` only ([`Grads`]).
 //!
-//! ```no_run
-//! # use bimetal_precision::{LossScale, LossScaler};
-//! # use bimetal_tensor::{Device, Result, Slot, Tensor};
-//! # fn f(device: &Device, loss: Tensor, params: &[Slot]) -> Result<()> {
-//! let scaler = LossScaler::new(LossScale::dynamic(), device)?;
-//! let grads = scaler.scale(&loss).grad(params)?.unscale().clip_global_norm(1.0);
-//! // then: optimizer.step(cx, grads)?
-//! # let _ = grads;
+//! ```
+//! use bimetal_precision::{LossScale, LossScaler};
+//! use bimetal_tensor::{DType, Slot, Tensor};
+//!
+//! # fn main() -> bimetal_tensor::Result<()> {
+//! let device = bimetal_cpu::cpu();
+//! let weight = Slot::new("weight", &Tensor::full(&[4, 1], 0.5, DType::F32, &device), &device)?;
+//! let x = Tensor::ones(&[2, 4], DType::F16, &device);
+//! let loss = x.matmul(&weight.read().cast(DType::F16)).mean_all(); // computed in f16
+//!
+//! let scaler = LossScaler::new(LossScale::dynamic(), &device)?;
+//! let grads = scaler.scale(&loss).grad(&[weight.clone()])?.unscale().clip_global_norm(1.0);
+//! assert!(grads.norm().item()? <= 1.0); // and then: optimizer.step(cx, grads)?
+//! assert_eq!(grads.norm_before_clipping().item()?, 2.0);
 //! # Ok(())
 //! # }
 //! ```

@@ -126,7 +126,7 @@ pub struct ExecError {
     pub state_written: bool,
 }
 
-/// A device of some kind. See `ARCHITECTURE.md` for how to write one.
+/// A device of some kind. `CONTRIBUTING.md` says how to write one.
 pub trait Backend: Send + Sync + 'static {
     /// Name, kind, dtypes, matrix units, limits.
     fn info(&self) -> &DeviceInfo;

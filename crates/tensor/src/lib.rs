@@ -1,4 +1,27 @@
 //! Lazy tensors, the operation graph, fusion and execution plans of bimetal.
+//!
+//! A [`Tensor`] is a node of a graph of plain data; shape, dtype and device are values. Building expressions computes nothing and cannot
+//! fail: a mistake makes an invalid tensor that carries the first error, with its source line, to whoever asks for a value. Asking (for
+//! instance [`Tensor::to_vec`], or [`eval`] for several at once) turns the graph into a [`plan`], in which chains of element-wise
+//! operations are fused, looks for the same plan among those compiled before, and runs it on the tensor's [`Device`].
+//!
+//! ```
+//! use bimetal_tensor::{DType, Tensor};
+//!
+//! # fn main() -> bimetal_tensor::Result<()> {
+//! let device = bimetal_cpu::cpu();
+//! let x = Tensor::arange(6, &device).reshape(&[2, 3]).cast(DType::F32);
+//! let y = (&x * 0.5 + 1).sum(&[-1], false); // numbers never change a dtype
+//! assert_eq!(y.to_vec::<f32>()?, [4.5, 9.0]);
+//!
+//! let error = x.matmul(&y).relu().eval().unwrap_err(); // the mistake is `matmul`'s
+//! assert_eq!(error.op(), "matmul");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Graphs never change; state lives in [`Slot`]s, which [`commit`] writes, all or none. [`graph`] is what passes over the graph see
+//! (derivatives live in `bimetal-autodiff`), [`plan`] what a [`Backend`] executes.
 mod backend;
 mod decompose;
 mod device;

@@ -41,7 +41,7 @@ fn in_place_writes_read_what_was_there_before() {
     // Another reader of the old value in the same step, a reduction.
     let b = Slot::new("b", &Tensor::zeros(&[], DType::F32, &d), &d).unwrap();
     let r = a.read();
-    commit(&[], &[(&a, &(&r * 0)), (&b, &r.max(&[], false))]).unwrap();
+    commit(&[], &[(&a, &(&r * 0.0)), (&b, &r.max(&[], false))]).unwrap();
     assert_eq!(b.to_vec::<f32>().unwrap(), [(n - 1) as f32]);
     assert!(a.to_vec::<f32>().unwrap().iter().all(|&v| v == 0.0));
 }

@@ -1,22 +1,30 @@
 //! Trainer, metrics, callbacks, checkpoints and TensorBoard logs of bimetal.
 //!
-//! Everything around the training steps that needs the host alone: what is shown ([`Progress`]), logged
-//! ([`TensorBoard`], [`CsvLogger`], [`JsonlLogger`]), decided ([`EarlyStopping`], [`ModelCheckpoint`]) and kept
-//! ([`Checkpoints`]). [`Callback`] is the trait for one's own additions.
+//! The [`Trainer`] runs the loop: steps, validation, progress, logs, checkpoints, resuming to the same bits. A [`Task`] says how a batch becomes
+//! a loss and metrics; callbacks see numbers and say what they want done ([`TensorBoard`], [`ModelCheckpoint`], [`EarlyStopping`], ...; [`Callback`] is
+//! the trait for one's own). The parts serve loops written by hand, too: [`Checkpoints`], [`EventWriter`], [`Progress`], [`Mean`].
 //!
 //! ```
-//! # fn main() -> bimetal_train::Result<()> {
-//! use bimetal_train::{Callbacks, EarlyStopping, Logs, TrainInfo};
+//! use bimetal_data::{Array, InMemory, Loader};
+//! use bimetal_layers::{Ctx, Layer, Linear, ParamStore, mse};
+//! use bimetal_optim::Adam;
+//! use bimetal_train::{EarlyStopping, Output, TensorBatch, Trainer};
 //!
-//! let mut callbacks = Callbacks::new();
-//! callbacks.push(EarlyStopping::new("loss").patience(1));
-//! callbacks.on_train_begin(&TrainInfo { epochs: 10, ..TrainInfo::default() })?;
-//! let mut stopped = None;
-//! for (epoch, loss) in [0.9, 0.5, 0.6].into_iter().enumerate() {
-//!     let logs: Logs = [("loss", loss)].into_iter().collect();
-//!     stopped = callbacks.on_epoch_end(epoch, &logs)?.stop;
-//! }
-//! assert!(stopped.is_some_and(|reason| reason.contains("`loss` has not improved")));
+//! # fn main() -> bimetal_train::Result<()> {
+//! let x = Array::from_vec((0..64).map(|i| i as f32 / 32.0 - 1.0).collect(), &[64, 1])?;
+//! let y = x.map_f32(|x| 2.0 * x + 1.0)?;
+//! let data = InMemory::new(vec![x, y])?;
+//!
+//! let store = ParamStore::new(&bimetal_cpu::cpu(), "float32").seed(0);
+//! let net = Linear::new(&store.root().at("net"), 1, 1);
+//! let task = |batch: &TensorBatch, cx: &Ctx| Output::new(mse(&net.forward(&batch[0], cx), &batch[1]));
+//!
+//! let mut trainer = Trainer::new(&store, Adam::new(0.1))
+//!     .steps_per_execution(8)
+//!     .callback(EarlyStopping::new("loss").patience(2))
+//!     .progress(false);
+//! let report = trainer.fit(&task, Loader::new(data).batch(8).shuffle(0), None, 30)?;
+//! assert!(report.train_loss() < 1e-2, "{report}");
 //! # Ok(()) }
 //! ```
 

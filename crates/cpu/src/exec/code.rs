@@ -1,10 +1,8 @@
-//! Fused programs, compiled: an interpreter over blocks whose registers stay in the L1 cache.
+//! Fused programs, compiled: which instructions run when, and where their registers lie.
 use super::convert;
-use super::cx::{Compile, Cx};
-use super::ops::{self, Stream};
-use super::scratch::Scratch;
-use super::view::{Arg, Block, View};
-use bimetal_tensor::plan::{Fused, Instr, MAX_INSTRUCTIONS, Number, Reg};
+use super::cx::Compile;
+use super::view::View;
+use bimetal_tensor::plan::{Fused, Instr, MAX_INSTRUCTIONS, Program, Reg};
 use bimetal_tensor::{CastMode, DType, Result, Shape};
 
 /// The most elements of a block. Values do not depend on it.
@@ -12,31 +10,24 @@ pub(crate) const CHUNK: usize = 1024;
 
 /// A compiled program.
 pub(crate) struct Code {
-    instrs: Vec<Instr>,
+    pub(super) instrs: Vec<Instr>,
     /// The register dtype of each instruction.
-    types: Vec<DType>,
+    pub(super) types: Vec<DType>,
     /// Byte offset of each register's scratch.
-    slots: Vec<usize>,
+    pub(super) slots: Vec<usize>,
     /// Registers that hold one number during a whole run.
-    uniform: Vec<bool>,
+    pub(super) uniform: Vec<bool>,
     pub(crate) inputs: Vec<View>,
     pub(crate) outputs: Vec<View>,
-    regs: Vec<Reg>,
+    pub(super) regs: Vec<Reg>,
+    /// The instructions of a whole run, and those of every block.
+    pub(super) once: Vec<Reg>,
+    pub(super) each: Vec<Reg>,
     /// Which output an instruction may write without a detour.
-    direct: Vec<Option<usize>>,
-    scratch: usize,
-    shape: Shape,
+    pub(super) direct: Vec<Option<usize>>,
+    pub(super) scratch: usize,
+    pub(super) shape: Shape,
     inner: Vec<usize>,
-}
-
-/// A worker's registers for one code.
-pub(crate) struct Frame<'a> {
-    code: &'a Code,
-    cx: &'a Cx<'a>,
-    args: [Arg; MAX_INSTRUCTIONS],
-    cells: [u64; MAX_INSTRUCTIONS],
-    base: *mut u8,
-    _scratch: Scratch,
 }
 
 fn operands(i: &Instr) -> ([Reg; 3], usize) {
@@ -94,8 +85,14 @@ impl Code {
                 "an output register cannot be stored as its buffer's dtype",
             )?;
         }
+        let regs: Vec<Reg> = outputs
+            .iter()
+            .zip(&program.outputs)
+            .map(|(view, r)| unrounded(program, *r, view.dtype))
+            .chain(program.outputs.iter().skip(outputs.len()).copied())
+            .collect();
         let mut direct = vec![None; n];
-        for (o, (view, r)) in outputs.iter().zip(&program.outputs).enumerate() {
+        for (o, (view, r)) in outputs.iter().zip(&regs).enumerate() {
             let r = *r as usize;
             let computed = !matches!(program.instrs[r], Instr::Load { .. } | Instr::Acc { .. });
             let alone = inputs.iter().all(|i| !cx.overlap(i.buf, view.buf))
@@ -113,7 +110,10 @@ impl Code {
                 direct[r] = Some(o);
             }
         }
-        let (slots, scratch) = slots(&program.instrs, &types, &program.outputs, &uniform);
+        let (slots, scratch) = slots(&program.instrs, &types, &regs, &uniform);
+        let (once, each) = needed(&program.instrs, &regs)
+            .into_iter()
+            .partition(|i| uniform[*i as usize]);
         let inner = inputs
             .iter()
             .chain(&outputs)
@@ -123,15 +123,24 @@ impl Code {
             instrs: program.instrs.clone(),
             types,
             slots,
-            uniform,
             inputs,
             outputs,
-            regs: program.outputs.clone(),
+            once,
+            each,
+            uniform,
+            regs,
             direct,
             scratch,
             shape: *domain,
             inner,
         })
+    }
+
+    /// Lets blocks be tiles whose rows lie along axis `rows` of the domain and whose columns lie along `cols`.
+    pub(crate) fn tile(&mut self, fused: &Fused, rows: usize, cols: usize) {
+        for (view, access) in self.inputs.iter_mut().zip(&fused.inputs) {
+            view.tile = Some([access.strides[rows], access.strides[cols]]);
+        }
     }
 
     /// The dtype of output register `i`.
@@ -156,19 +165,39 @@ impl Code {
         let [view] = &self.outputs[..] else {
             return None;
         };
-        let mut at = *self.regs.first()? as usize;
-        if let Instr::Round {
-            a,
-            to,
-            overflow: CastMode::Nonsaturating,
-            ..
-        } = self.instrs[at]
-            && to == view.dtype
-        {
-            at = a as usize;
-        }
+        let at = *self.regs.first()? as usize;
         (matches!(self.instrs[at], Instr::Acc { .. }) && view.is_dense()).then_some(view)
     }
+}
+
+/// The register that gives the same bytes in a buffer of `dtype` as register `r`: stores round themselves.
+fn unrounded(program: &Program, r: Reg, dtype: DType) -> Reg {
+    match program.instrs[r as usize] {
+        Instr::Round {
+            a,
+            from: DType::F32,
+            to,
+            overflow: CastMode::Nonsaturating,
+        } if to == dtype => a,
+        _ => r,
+    }
+}
+
+/// The instructions that outputs depend on, in order.
+fn needed(instrs: &[Instr], outputs: &[Reg]) -> Vec<Reg> {
+    let mut used = vec![false; instrs.len()];
+    for r in outputs {
+        used[*r as usize] = true;
+    }
+    for i in (0..instrs.len()).rev() {
+        if used[i] {
+            let (ops, count) = operands(&instrs[i]);
+            ops[..count].iter().for_each(|r| used[*r as usize] = true);
+        }
+    }
+    (0..instrs.len() as Reg)
+        .filter(|i| used[*i as usize])
+        .collect()
 }
 
 /// Scratch for every register that is not uniform; a register's space is used again after its last reader.
@@ -212,209 +241,4 @@ fn slots(
         }
     }
     (slots, end)
-}
-
-impl<'a> Frame<'a> {
-    /// Registers for `code`, with the uniform ones computed.
-    pub(crate) fn new(code: &'a Code, cx: &'a Cx<'a>) -> Frame<'a> {
-        let mut scratch = Scratch::new(code.scratch);
-        Frame {
-            code,
-            cx,
-            args: [Arg::NONE; MAX_INSTRUCTIONS],
-            cells: [0; MAX_INSTRUCTIONS],
-            base: scratch.ptr(),
-            _scratch: scratch,
-        }
-        .uniform()
-    }
-
-    fn uniform(mut self) -> Frame<'a> {
-        let one = Block::linear(0, 1);
-        for i in 0..self.code.instrs.len() {
-            if self.code.uniform[i] {
-                let dst = (&raw mut self.cells[i]).cast::<u8>();
-                let was = self.step(i, &one, Arg::NONE, dst, true);
-                if was.ptr != dst {
-                    // SAFETY: a scalar load gives one element of the register's dtype; a cell has 8 bytes.
-                    unsafe {
-                        std::ptr::copy_nonoverlapping(was.ptr, dst, self.code.types[i].size())
-                    };
-                }
-            }
-        }
-        self
-    }
-
-    /// The value of register `r` in the present block.
-    fn arg(&self, r: Reg) -> Arg {
-        let r = r as usize;
-        if self.code.uniform[r] {
-            Arg::splat((&raw const self.cells[r]).cast())
-        } else {
-            self.args[r]
-        }
-    }
-
-    /// Computes output register `o`'s value for the block, without storing it. At most [`CHUNK`] elements.
-    ///
-    /// # Safety
-    /// The block lies in the code's domain; `acc` has the block's elements if the program reads it; the buffers of `cx` are
-    /// those the code was compiled for.
-    pub(crate) unsafe fn value(&mut self, b: &Block, acc: Arg, o: usize) -> Arg {
-        self.compute(b, acc, false);
-        self.arg(self.code.regs[o])
-    }
-
-    /// Runs the program on a block and stores its outputs. At most [`CHUNK`] elements.
-    ///
-    /// # Safety
-    /// As [`Frame::value`]; nobody else touches the outputs' elements.
-    pub(crate) unsafe fn run(&mut self, b: &Block, acc: Arg) {
-        self.compute(b, acc, true);
-        for (o, view) in self.code.outputs.iter().enumerate() {
-            let r = self.code.regs[o];
-            let value = self.arg(r);
-            let base = self.cx.ptr(view.buf);
-            let there = self.code.direct[r as usize] == Some(o) && b.rows == 1 && !value.splat;
-            if !there {
-                // SAFETY: the caller's contract.
-                unsafe { view.store(base, b, value, self.code.types[r as usize]) };
-            }
-        }
-    }
-
-    fn compute(&mut self, b: &Block, acc: Arg, store: bool) {
-        debug_assert!(b.len() <= CHUNK);
-        for i in 0..self.code.instrs.len() {
-            if self.code.uniform[i] {
-                continue;
-            }
-            let dst = match self.code.direct[i] {
-                Some(o) if store && b.rows == 1 => {
-                    let view = &self.code.outputs[o];
-                    view.at(self.cx.ptr(view.buf), (view.offset + b.start) as isize)
-                }
-                _ => self.base.wrapping_add(self.code.slots[i]),
-            };
-            self.args[i] = self.step(i, b, acc, dst, false);
-        }
-    }
-
-    /// One instruction. `dst` has room for the block's elements.
-    fn step(&self, i: usize, b: &Block, acc: Arg, dst: *mut u8, uniform: bool) -> Arg {
-        let n = b.len();
-        // Where all operands are one number so is the result, and one element is computed.
-        let count = |splat: bool| if splat { 1 } else { n };
-        let result = |splat: bool| Arg { ptr: dst, splat };
-        // SAFETY: registers have the block's elements in the dtypes that `Code::new` inferred, `dst` is scratch of its own or an
-        // output that no instruction reads; operands were computed before.
-        unsafe {
-            match self.code.instrs[i] {
-                Instr::Load { input } => {
-                    let view = &self.code.inputs[input as usize];
-                    view.load(self.cx.ptr(view.buf), b, dst)
-                }
-                Instr::Acc { .. } => acc,
-                Instr::Number { value, ty } => {
-                    let value = match value {
-                        Number::Const(v) => v,
-                        Number::Table(t) => self.cx.scalar(t),
-                    };
-                    let bits = ops::number(value, ty).to_ne_bytes();
-                    let from = if cfg!(target_endian = "big") {
-                        8 - ty.size()
-                    } else {
-                        0
-                    };
-                    std::ptr::copy_nonoverlapping(bits.as_ptr().add(from), dst, ty.size());
-                    Arg::splat(dst)
-                }
-                Instr::Iota { axis } => {
-                    self.iota(axis as usize, b, dst.cast());
-                    result(false)
-                }
-                Instr::Random {
-                    distribution,
-                    key,
-                    step,
-                } => {
-                    let step = step.map_or(0, |r| *self.arg(r).ptr.cast::<u32>());
-                    let stream = Stream {
-                        key: [self.cx.scalar(key) as u32, self.cx.scalar(key + 1) as u32],
-                        step,
-                        micro: self.cx.scalar(key + 2) as u32,
-                    };
-                    for row in 0..b.rows {
-                        let dst = dst.add(row * b.cols * 4);
-                        ops::random(distribution, stream, b.start + row * b.pitch, dst, b.cols);
-                    }
-                    result(false)
-                }
-                Instr::Unary { op, a, ty } => {
-                    let a = self.arg(a);
-                    ops::unary(op, ty, a, dst, count(a.splat));
-                    result(a.splat || uniform)
-                }
-                Instr::Binary { op, a, b, ty } => {
-                    let (a, b) = (self.arg(a), self.arg(b));
-                    let splat = a.splat && b.splat;
-                    ops::binary(op, ty, a, b, dst, count(splat));
-                    result(splat)
-                }
-                Instr::Select { c, a, b, ty } => {
-                    let (c, a, b) = (self.arg(c), self.arg(a), self.arg(b));
-                    let splat = c.splat && a.splat && b.splat;
-                    ops::select(ty, c, a, b, dst, count(splat));
-                    result(splat)
-                }
-                Instr::Fma { a, b, c, ty } => {
-                    let (a, b, c) = (self.arg(a), self.arg(b), self.arg(c));
-                    let splat = a.splat && b.splat && c.splat;
-                    ops::fma(ty, a, b, c, dst, count(splat));
-                    result(splat)
-                }
-                Instr::Convert { a, from, to } => {
-                    let a = self.arg(a);
-                    ops::convert(from, to, a, dst, count(a.splat));
-                    result(a.splat)
-                }
-                Instr::Round {
-                    a,
-                    from,
-                    to,
-                    overflow,
-                } => {
-                    let a = self.arg(a);
-                    ops::round(from, to, overflow, a, dst, count(a.splat));
-                    result(a.splat)
-                }
-            }
-        }
-    }
-
-    /// The index along `axis` of the block's elements.
-    ///
-    /// # Safety
-    /// `dst` has room for them.
-    unsafe fn iota(&self, axis: usize, b: &Block, dst: *mut i32) {
-        let shape = &self.code.shape;
-        let inner: usize = shape[axis + 1..].iter().product();
-        for row in 0..b.rows {
-            let start = b.start + row * b.pitch;
-            let (mut within, mut index) = (start % inner, start / inner % shape[axis]);
-            for i in 0..b.cols {
-                // SAFETY: the caller's contract.
-                unsafe { *dst.add(row * b.cols + i) = index as i32 };
-                within += 1;
-                if within == inner {
-                    within = 0;
-                    index += 1;
-                    if index == shape[axis] {
-                        index = 0;
-                    }
-                }
-            }
-        }
-    }
 }

@@ -1,6 +1,8 @@
 //! Elements between memory and registers.
+use super::scratch::Scratch;
 use super::view::Arg;
-use crate::simd;
+use crate::gemm::{Isa, Real, by_level};
+use crate::simd::{self, simd_level};
 use bimetal_tensor::plan::register;
 use bimetal_tensor::{DType, F8E4M3, F8E5M2, round_f64};
 use half::{bf16, f16};
@@ -77,6 +79,72 @@ pub(crate) unsafe fn load(dtype: DType, src: *const u8, step: isize, n: usize, d
             }
             DType::F8E4M3 => each::<F8E4M3, f32>(src, step, n, dst, F8E4M3::to_f32),
             DType::F8E5M2 => each::<F8E5M2, f32>(src, step, n, dst, F8E5M2::to_f32),
+        }
+    }
+}
+
+by_level!(
+    /// `dst[k * ld + lane] = src[lane * stride + k]`.
+    fn transpose<T: Real>(src: *const T, stride: usize, lanes: usize, ks: usize, dst: *mut T, ld: usize) = transpose_body
+);
+
+/// # Safety
+/// `src` readable for lanes x ks, `dst` writable for ks x lanes.
+#[inline(always)]
+unsafe fn transpose_body<I: Isa, T: Real>(
+    src: *const T,
+    stride: usize,
+    lanes: usize,
+    ks: usize,
+    dst: *mut T,
+    ld: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe { T::transpose::<I>(src, stride, lanes, ks, dst, ld) }
+}
+
+/// Loads a matrix whose rows and columns are `steps` apart, dense and row-major, as [`load`] loads its elements.
+///
+/// # Safety
+/// As [`load`].
+pub(crate) unsafe fn load_tile(
+    dtype: DType,
+    src: *const u8,
+    steps: [isize; 2],
+    [rows, cols]: [usize; 2],
+    dst: *mut u8,
+) {
+    let (size, width) = (dtype.size() as isize, width(dtype));
+    // SAFETY: the caller's contract.
+    unsafe {
+        if steps[0] != 1 || steps[1] == 1 {
+            for row in 0..rows {
+                let src = src.offset(row as isize * steps[0] * size);
+                load(dtype, src, steps[1], cols, dst.add(row * cols * width));
+            }
+            return;
+        }
+        // Column by column, which lie together in memory, and then turned.
+        let mut turned = Scratch::new(rows * cols * width);
+        let turned = turned.ptr();
+        for col in 0..cols {
+            let src = src.offset(col as isize * steps[1] * size);
+            load(dtype, src, 1, rows, turned.add(col * rows * width));
+        }
+        match width {
+            4 => {
+                let dst = dst.cast::<f32>();
+                transpose(simd_level(), turned.cast(), rows, cols, rows, dst, cols);
+            }
+            8 => {
+                let dst = dst.cast::<f64>();
+                transpose(simd_level(), turned.cast(), rows, cols, rows, dst, cols);
+            }
+            _ => {
+                for i in 0..rows * cols {
+                    *dst.add(i) = *turned.add(i % cols * rows + i / cols);
+                }
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ mod composite;
 mod conv;
 mod convert;
 mod cx;
+mod frame;
 mod host;
 mod index;
 mod map;

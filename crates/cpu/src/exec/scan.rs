@@ -18,8 +18,11 @@ pub(crate) struct CumSum {
     output: Operand,
 }
 
-/// Columns summed together.
+/// Columns summed together, and elements of a row loaded together.
 const STRIP: usize = 256;
+const PART: usize = 1024;
+/// Elements that are found by insertion.
+const FEW: usize = 32;
 
 impl CumSum {
     pub(crate) fn new(
@@ -45,7 +48,48 @@ impl CumSum {
         })
     }
 
+    /// Rows of consecutive elements.
+    fn rows<T: Fold>(&self, cx: &Cx<'_>) {
+        let dtype = self.input.dtype;
+        let bytes = dtype.size();
+        let per_task = (16 * 1024 / self.size.max(1)).max(1);
+        par::for_each(par::pieces(self.outer, per_task), |t| {
+            let (src, dst) = (cx.ptr(self.input.buf), cx.ptr(self.output.buf));
+            let mut part = vec![T::ZERO; PART.min(self.size)];
+            for row in par::piece(self.outer, per_task, t) {
+                let mut sum = T::ZERO;
+                for p in 0..par::pieces(self.size, PART) {
+                    let p = if self.reverse {
+                        par::pieces(self.size, PART) - 1 - p
+                    } else {
+                        p
+                    };
+                    let range = par::piece(self.size, PART, p);
+                    let at = (row * self.size + range.start) * bytes;
+                    let part = &mut part[..range.len()];
+                    let mut add = |v: &mut T| {
+                        sum = T::sum(sum, *v);
+                        *v = sum;
+                    };
+                    // SAFETY: the run lies in operand and result, `T` is its register type, and no two tasks share rows.
+                    unsafe {
+                        convert::load(dtype, src.add(at), 1, part.len(), part.as_mut_ptr().cast());
+                        match self.reverse {
+                            true => part.iter_mut().rev().for_each(&mut add),
+                            false => part.iter_mut().for_each(&mut add),
+                        }
+                        let value = Arg::dense(part.as_ptr().cast());
+                        convert::store(dtype, dst.add(at), 1, part.len(), value, register(dtype));
+                    }
+                }
+            }
+        });
+    }
+
     fn sums<T: Fold>(&self, cx: &Cx<'_>) {
+        if self.inner == 1 {
+            return self.rows::<T>(cx);
+        }
         let dtype = self.input.dtype;
         let bytes = dtype.size();
         let strips = par::pieces(self.inner, STRIP);
@@ -145,15 +189,29 @@ impl Sort {
                 // SAFETY: the row lies in the operand; `T` is its register type.
                 unsafe { convert::load(dtype, src, 1, self.len, row.as_mut_ptr().cast()) };
                 order.clear();
-                order.extend(row.iter().copied().zip(0..));
                 let by = |a: &(T, i32), b: &(T, i32)| {
                     let o = ascending(a.0, b.0);
                     let o = if self.descending { o.reverse() } else { o };
                     o.then(a.1.cmp(&b.1))
                 };
-                // The index breaks ties, so that unstable sorts are stable.
-                if self.wanted > 0 && self.wanted < self.len {
-                    order.select_nth_unstable_by(self.wanted - 1, by);
+                if self.wanted <= FEW && self.wanted * 8 < self.len {
+                    // Most elements do not come before the last of the few.
+                    for v in row.iter().copied().zip(0..) {
+                        if order.len() == self.wanted {
+                            match order.last() {
+                                Some(last) if by(&v, last).is_lt() => order.pop(),
+                                _ => continue,
+                            };
+                        }
+                        let at = order.partition_point(|o| by(o, &v).is_lt());
+                        order.insert(at, v);
+                    }
+                } else {
+                    order.extend(row.iter().copied().zip(0..));
+                    // The index breaks ties, so that unstable sorts are stable.
+                    if self.wanted > 0 && self.wanted < self.len {
+                        order.select_nth_unstable_by(self.wanted - 1, by);
+                    }
                 }
                 let first = &mut order[..self.wanted];
                 first.sort_unstable_by(by);

@@ -1,6 +1,7 @@
 //! Programs on the tiles of a finished product.
-use super::code::{CHUNK, Code, Frame};
+use super::code::{CHUNK, Code};
 use super::cx::Cx;
+use super::frame::Frame;
 use super::scratch::Scratch;
 use super::view::{Arg, Block};
 use crate::gemm;

@@ -79,6 +79,8 @@ pub(crate) struct View {
     pub(crate) buf: usize,
     pub(crate) dtype: DType,
     pub(crate) offset: usize,
+    /// Where blocks are tiles of two axes: elements from one row and one column to the next.
+    pub(crate) tile: Option<[isize; 2]>,
     kind: Kind,
     rank: usize,
     size: [usize; MAX_RANK],
@@ -92,6 +94,7 @@ impl View {
             buf: access.buf as usize,
             dtype: access.dtype,
             offset: access.offset,
+            tile: None,
             kind: Kind::Strided,
             rank: 0,
             size: [1; MAX_RANK],
@@ -227,6 +230,16 @@ impl View {
             }
         }
         let width = convert::width(self.dtype);
+        if b.rows > 1
+            && let Some(steps) = self.tile
+        {
+            self.runs(b.start, 1, |_, at, _, _| {
+                let first = self.at(base, at);
+                // SAFETY: the block is a tile, whose elements lie in the buffer and fit in the scratch.
+                unsafe { convert::load_tile(self.dtype, first, steps, [b.rows, b.cols], scratch) };
+            });
+            return Arg::dense(scratch);
+        }
         for row in 0..b.rows {
             self.runs(b.start + row * b.pitch, b.cols, |done, at, step, len| {
                 let dst = scratch.wrapping_add((row * b.cols + done) * width);

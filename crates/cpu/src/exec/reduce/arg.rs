@@ -5,6 +5,7 @@ use crate::exec::cx::{Compile, Cx, Kernel};
 use crate::exec::scratch::Scratch;
 use crate::exec::view::{Block, View};
 use crate::par;
+use crate::simd;
 use bimetal_tensor::graph::ArgOp;
 use bimetal_tensor::plan::{Access, BufId, register};
 use bimetal_tensor::{DType, ErrorKind, Result, Shape};
@@ -54,7 +55,18 @@ impl ArgReduce {
                 self.input
                     .load(base, &Block::linear(row * self.len + at, n), scratch)
             };
-            for i in 0..n {
+            let mut candidates = 0..n;
+            if register(self.input.dtype) == DType::F32 && !v.splat {
+                // SAFETY: the register has `n` f32 values.
+                let x = unsafe { std::slice::from_raw_parts(v.ptr.cast::<f32>(), n) };
+                // The extreme of the block stands for it.
+                let i = match self.op {
+                    ArgOp::Max => simd::argmax_f32(x),
+                    ArgOp::Min => simd::argmin_f32(x),
+                };
+                candidates = i..i + 1;
+            }
+            for i in candidates {
                 // SAFETY: the register has `n` values of type `T`, or one.
                 let x = unsafe { *v.ptr.cast::<T>().add(if v.splat { 0 } else { i }) };
                 let better = match (best, self.op) {

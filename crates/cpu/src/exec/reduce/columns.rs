@@ -2,8 +2,9 @@
 //! as if its row were reduced alone, so that the choice never shows in the bits.
 use super::fold::{self, Fold, LANES};
 use super::{Reduce, Shared, TASK};
-use crate::exec::code::{CHUNK, Frame};
+use crate::exec::code::CHUNK;
 use crate::exec::cx::Cx;
+use crate::exec::frame::Frame;
 use crate::exec::view::{Arg, Block};
 use crate::par;
 use bimetal_tensor::Shape;

@@ -5,8 +5,9 @@ pub(crate) mod fold;
 
 pub(crate) use arg::ArgReduce;
 
-use super::code::{CHUNK, Code, Frame};
+use super::code::{CHUNK, Code};
 use super::cx::{Compile, Cx, Kernel};
+use super::frame::Frame;
 use super::view::{Arg, Block};
 use crate::par;
 use bimetal_tensor::graph::ReduceOp;

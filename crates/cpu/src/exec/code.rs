@@ -148,6 +148,18 @@ impl Code {
         Some(self.types[*self.regs.get(i)? as usize])
     }
 
+    /// The operand whose elements are the first output register as they lie in memory, in the order of the domain.
+    pub(crate) fn bare_load(&self) -> Option<&View> {
+        let r = *self.regs.first()?;
+        match self.instrs[r as usize] {
+            Instr::Load { input } => {
+                let view = &self.inputs[input as usize];
+                (view.is_dense() && convert::is_register(view.dtype)).then_some(view)
+            }
+            _ => None,
+        }
+    }
+
     /// The number of instructions, as a measure of the work per element.
     pub(crate) fn cost(&self) -> usize {
         self.instrs.len() + self.outputs.len()

@@ -39,7 +39,8 @@ impl Walk {
     fn rows(numel: usize, run: Option<usize>) -> Walk {
         let row = run.unwrap_or(numel).max(1);
         let (block, task) = if run.is_some() && row <= CHUNK {
-            let block = CHUNK / row * row;
+            // A long row alone: what is broadcast along it is then read where it lies.
+            let block = if row >= 256 { row } else { CHUNK / row * row };
             (block, TASK.div_ceil(block) * block)
         } else {
             // Parts of nearly equal size.

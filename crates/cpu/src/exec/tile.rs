@@ -6,6 +6,9 @@ use super::scratch::Scratch;
 use super::view::{Arg, Block};
 use crate::gemm;
 
+/// Elements of a row that are worth a block of their own.
+const LONG: usize = 128;
+
 /// Where the matrices `[batch, m, n]` of a product go.
 pub(crate) struct Results<'a> {
     pub(crate) epilogue: &'a Code,
@@ -46,7 +49,8 @@ impl Results<'_> {
         let start = (tile.batch * self.m + tile.row) * self.n + tile.col;
         for c in (0..cols).step_by(CHUNK) {
             let width = CHUNK.min(cols - c);
-            let many = CHUNK / width;
+            // Long rows are taken where they lie, short ones together.
+            let many = if width >= LONG { 1 } else { CHUNK / width };
             for r in (0..rows).step_by(many) {
                 let count = many.min(rows - r);
                 let b = Block::matrix(start + r * self.n + c, count, width, self.n);

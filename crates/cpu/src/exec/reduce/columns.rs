@@ -80,6 +80,20 @@ impl Reduce {
                 let (part, outer) = (unit % parts, unit / parts);
                 lanes.fill(T::identity(self.op));
                 let rows = par::piece(len, CHUNK, part);
+                if let Some(view) = self.prologue.bare_load() {
+                    for row in rows.clone() {
+                        let at = view.offset + (outer * len + row) * inner + cols.start;
+                        let row = row - rows.start;
+                        // SAFETY: a part of a row of the operand, whose elements are of type `T`.
+                        let v = unsafe {
+                            let ptr = view.at(cx.ptr(view.buf), at as isize);
+                            std::slice::from_raw_parts(ptr.cast_const().cast::<T>(), cols.len())
+                        };
+                        fold::lane_rows(self.op, &mut lanes, cols.len(), row, v);
+                    }
+                    self.keep(c, &mut lanes, &cols, [part, outer], &out);
+                    continue;
+                }
                 let many = CHUNK / cols.len();
                 for row in rows.clone().step_by(many) {
                     let count = many.min(rows.end - row);
@@ -92,11 +106,7 @@ impl Reduce {
                     };
                     fold::lane_rows(self.op, &mut lanes, cols.len(), row - rows.start, v);
                 }
-                fold::lane_tree(self.op, &mut lanes, cols.len());
-                let at = part * self.kept + outer * inner + cols.start;
-                // SAFETY: each task has its own strip of its own parts.
-                let sum = unsafe { std::slice::from_raw_parts_mut(out.at(at), cols.len()) };
-                sum.copy_from_slice(&lanes[..cols.len()]);
+                self.keep(c, &mut lanes, &cols, [part, outer], &out);
             }
         });
         let out = Shared(sums.as_mut_ptr());
@@ -115,5 +125,21 @@ impl Reduce {
             }
             self.finish(&mut Frame::new(&self.epilogue, cx), cols.start, column(0));
         });
+    }
+
+    /// Combines the lanes of a strip of columns and keeps the sums of this part.
+    fn keep<T: Fold>(
+        &self,
+        c: &Columns,
+        lanes: &mut [T],
+        cols: &std::ops::Range<usize>,
+        [part, outer]: [usize; 2],
+        out: &Shared<T>,
+    ) {
+        fold::lane_tree(self.op, lanes, cols.len());
+        let at = part * self.kept + outer * c.inner + cols.start;
+        // SAFETY: each task has its own strip of its own parts.
+        let sum = unsafe { std::slice::from_raw_parts_mut(out.at(at), cols.len()) };
+        sum.copy_from_slice(&lanes[..cols.len()]);
     }
 }

@@ -12,7 +12,7 @@ const DEFAULTS: Defaults = Defaults {
     name: "mnist",
     about: "Trains a convolutional network on MNIST.",
     policy: "mixed_float16",
-    length: ("epochs", 8),
+    length: ("epochs", 12),
     batch: 64,
     data: "mnist",
     extra: &[],

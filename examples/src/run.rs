@@ -120,6 +120,37 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
+    use super::Folder;
+    use crate::{Defaults, Options};
+
+    #[test]
+    fn a_folder_with_a_run_is_not_written_over() {
+        const DEFAULTS: Defaults = Defaults {
+            name: "test",
+            about: "",
+            policy: "float32",
+            length: ("steps", 1),
+            batch: 1,
+            data: "",
+            extra: &[],
+        };
+        let dir = std::env::temp_dir().join(format!("bimetal-examples-{}", std::process::id()));
+        let open = |resume: bool| {
+            let mut words = vec!["--out".to_string(), dir.display().to_string()];
+            words.extend(resume.then(|| "--resume".to_string()));
+            Folder::open(&Options::parse(&DEFAULTS, words).unwrap())
+        };
+        assert!(open(false).is_ok());
+        std::fs::create_dir_all(dir.join("checkpoints")).unwrap();
+        let text = open(false).err().unwrap().to_string();
+        assert!(
+            text.contains("--resume") && text.contains("--out"),
+            "{text}"
+        );
+        assert!(open(true).is_ok());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
     #[test]
     fn the_name_of_a_run_is_a_date() {
         let now = super::now();

@@ -3,8 +3,7 @@ mod common;
 
 use bimetal_data::{Array, InMemory, Loader};
 use bimetal_layers::{Ctx, Layer, Linear, cross_entropy, mse};
-use bimetal_optim::{Adam, AdamW, Sgd, StepDecay};
-use bimetal_precision::{LossScale, PolicyMap};
+use bimetal_optim::{AdamW, Sgd, StepDecay};
 use bimetal_tensor::DType;
 use bimetal_train::{
     Callback, Control, EarlyStopping, Logs, ModelCheckpoint, Output, Result, TensorBatch, Trainer,
@@ -121,34 +120,6 @@ fn skipped_steps_leave_everything_but_the_scale() {
         record.steps()[1].contains("scale 8388608 Skipped applied 0"),
         "{:?}",
         record.steps()
-    );
-}
-
-#[test]
-fn a_training_that_only_skips_ends_with_the_culprit() {
-    let device = device();
-    let store = store(&device, "float32");
-    let scope = store.root();
-    let (good, bad) = (
-        Linear::new(&scope.at("good"), 64, 3),
-        Linear::new(&scope.at("bad"), 64, 3),
-    );
-    let task = |batch: &TensorBatch, cx: &Ctx| {
-        let x = batch[0].flatten(1..=2);
-        // The square root of a negative number, whose derivative is not a number either.
-        let nan = (bad.forward(&x, cx).square() * -1.0 - 1.0).sqrt();
-        Output::new(cross_entropy(&good.forward(&x, cx), &batch[1]) + nan.mean_all())
-    };
-    let mut trainer = Trainer::new(&store, Adam::new(1e-2))
-        .progress(false)
-        .max_skipped_in_a_row(5);
-    let error = trainer
-        .fit(&task, loader(80), None, 1)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("5 steps in a row") && error.contains("`bad.weight`"),
-        "{error}"
     );
 }
 
@@ -294,163 +265,6 @@ fn the_default_scale_depends_on_the_layers() {
             record.steps()
         );
     }
-}
-
-/// What was told, without the note that this device computes f16 by conversion.
-fn told(report: bimetal_train::Report) -> Vec<String> {
-    let (slow, rest): (Vec<_>, Vec<_>) = report
-        .warnings
-        .into_iter()
-        .partition(|w| w.contains("only by conversion"));
-    assert_eq!(slow.len(), 1);
-    rest
-}
-
-#[test]
-fn likely_mistakes_are_told_once() {
-    let device = device();
-    let store =
-        bimetal_layers::ParamStore::new(&device, "mixed_float16".parse::<PolicyMap>().unwrap());
-    let scope = store.root();
-    let head = Linear::new(&scope.at("head"), 64, 3);
-    let _unused = Linear::new(&scope.at("unused"), 2, 2);
-    let task = |b: &TensorBatch, cx: &Ctx| {
-        Output::new(cross_entropy(
-            &head.forward(&b[0].flatten(1..=2), cx),
-            &b[1],
-        ))
-    };
-    let fit = |trainer: &mut Trainer| told(trainer.fit(&task, loader(20), None, 2).unwrap());
-    let mut trainer = Trainer::new(&store, Adam::new(1e-3)).progress(false);
-    let warnings = fit(&mut trainer);
-    let about = |part: &str| warnings.iter().filter(|w| w.contains(part)).count();
-    assert_eq!(
-        about("from `head`, whose policy was not chosen"),
-        1,
-        "{warnings:?}"
-    );
-    assert_eq!(
-        (
-            about("`unused.weight`"),
-            about("`unused.bias`"),
-            warnings.len()
-        ),
-        (1, 1, 3)
-    );
-
-    let chosen = bimetal_layers::ParamStore::new(
-        &device,
-        "mixed_float16; head=mixed_float16"
-            .parse::<PolicyMap>()
-            .unwrap(),
-    );
-    let head = Linear::new(&chosen.root().at("head"), 64, 3);
-    let task = |b: &TensorBatch, cx: &Ctx| {
-        Output::new(cross_entropy(
-            &head.forward(&b[0].flatten(1..=2), cx),
-            &b[1],
-        ))
-    };
-    let mut trainer = Trainer::new(&chosen, Adam::new(1e-3)).progress(false);
-    assert!(told(trainer.fit(&task, loader(20), None, 1).unwrap()).is_empty());
-
-    // The shared network has a head in f32.
-    let store = common::store(&device, "mixed_float16");
-    let net = Net::new(&store);
-    assert!(told(quiet(&store).fit(&net, loader(20), None, 1).unwrap()).is_empty());
-}
-
-#[test]
-fn mistakes_are_found_before_the_first_step() {
-    let device = device();
-    let record = Record::default();
-    let make = || {
-        let store = store(&device, "mixed_float16");
-        let net = Net::new(&store);
-        (store, net)
-    };
-    let (store, net) = make();
-    let fail = |trainer: Trainer, loader: Loader| {
-        let error = trainer
-            .progress(false)
-            .callback(record.clone())
-            .fit(&net, loader, None, 1);
-        error.map(|_| ()).unwrap_err().to_string()
-    };
-    let new = || Trainer::new(&store, AdamW::new(1e-3));
-    for (trainer, part) in [
-        (new().steps_per_execution(0), "steps_per_execution is 0"),
-        (new().accumulate(0), "accumulate is 0"),
-        (new().steps_per_epoch(0), "steps_per_epoch is 0"),
-        (new().clip_norm(-1.0), "clip_norm is -1"),
-        (new().clip_norm(f32::NAN), "clip_norm is NaN"),
-        (new().save_every(3), ".checkpoint(dir)"),
-        (new().resume(true), ".checkpoint(dir)"),
-        (
-            new().loss_scale(LossScale::Static(f32::NAN)),
-            "static scale is NaN",
-        ),
-        (
-            Trainer::new(&store, AdamW::new(f64::NAN)),
-            "learning rate is NaN",
-        ),
-        (
-            Trainer::new(&store, AdamW::new(1e-3).weight_decay(-1.0)),
-            "weight decay is -1",
-        ),
-    ] {
-        let text = fail(trainer, loader(20));
-        assert!(text.contains(part), "no `{part}` in {text}");
-    }
-    let text = fail(new(), Loader::new(data(5)).batch(8).drop_remainder(true));
-    assert!(text.contains('8') && text.contains('5'), "{text}");
-    let broken = bimetal_layers::ParamStore::new(&device, bimetal_precision::Policy::float32());
-    let _ = Linear::new(&broken.root().at("a"), 2, 2);
-    let _ = Linear::new(&broken.root().at("a"), 2, 2);
-    let text = fail(Trainer::new(&broken, AdamW::new(1e-3)), loader(20));
-    assert!(text.contains("`a.weight`"), "{text}");
-    assert!(record.lines().is_empty());
-}
-
-#[test]
-fn mistakes_in_a_task_name_layer_and_line_and_lose_nothing() {
-    let device = device();
-    let store = store(&device, "float32");
-    let net = Linear::new(&store.root().at("net"), 64, 3);
-    let before = bytes_of(&store);
-    let shape = |b: &TensorBatch, cx: &Ctx| Output::new(net.forward(&b[0], cx).mean_all());
-    let range = |b: &TensorBatch, cx: &Ctx| {
-        Output::new(cross_entropy(
-            &net.forward(&b[0].flatten(1..=2), cx),
-            &(&b[1] + 1),
-        ))
-    };
-    let rows = |b: &TensorBatch, cx: &Ctx| {
-        Output::new(net.forward(&b[0].flatten(1..=2), cx).sum(&[0], false))
-    };
-    let mut trainer = Trainer::new(&store, Sgd::new(0.1)).progress(false);
-    let text = trainer
-        .fit(&shape, loader(20), None, 1)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("net") && text.contains("trainer.rs") && text.contains("[8, 8, 8]"),
-        "{text}"
-    );
-    let text = trainer
-        .fit(&range, loader(20), None, 1)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        text.contains("index 3") && text.contains("trainer.rs"),
-        "{text}"
-    );
-    let text = trainer
-        .fit(&rows, loader(20), None, 1)
-        .unwrap_err()
-        .to_string();
-    assert!(text.contains("8 rows") && text.contains("[3]"), "{text}");
-    assert_eq!(bytes_of(&store), before);
 }
 
 struct Weights(Vec<(String, usize)>);

@@ -7,6 +7,8 @@ mod report;
 mod run;
 mod settings;
 mod skips;
+mod slots;
+mod start;
 mod state;
 mod step;
 mod task;
@@ -25,7 +27,7 @@ use settings::Settings;
 use state::Snapshot;
 
 pub use report::Report;
-pub use state::{load_slots, load_weights, slot_arrays};
+pub use slots::{load_slots, load_weights, slot_arrays};
 pub use task::{Output, Task, TensorBatch};
 
 /// Trains a model: steps, validation, callbacks, checkpoints, resuming.
@@ -154,6 +156,14 @@ impl Trainer {
     /// Skipped steps in a row that are an error, which names what was non-finite most often; default 100, 0 for no limit.
     pub fn max_skipped_in_a_row(mut self, steps: u32) -> Self {
         self.settings.max_skipped = steps;
+        self
+    }
+
+    /// Whether each skipped step is run again to find the operation that first gave numbers that are not finite: a warning
+    /// with operation, layer path, source line and counts, and an error if the loss itself was not finite; default false.
+    /// Every step is then read before the next.
+    pub fn check_numerics(mut self, check: bool) -> Self {
+        self.settings.check_numerics = check;
         self
     }
 

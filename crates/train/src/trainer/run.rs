@@ -3,19 +3,17 @@
 use std::time::{Duration, Instant};
 
 use bimetal_data::Loader;
-use bimetal_precision::{StepOutcome, warn_if_slow};
+use bimetal_precision::StepOutcome;
 use bimetal_tensor::{CastMode, DType, cast_slice};
 
 use super::skips::Skips;
-use super::state::{Position, set};
-use super::step::Stepper;
+use super::slots::set;
+use super::state::Position;
+use super::step::{Done, Stepper};
 use super::totals::Totals;
-use super::{Report, Task, Trainer};
-use crate::callback::{Outcome, Resumed, SaveRequest, StepRecord, TrainInfo};
-use crate::{
-    Actions, Checkpoints, Error, Logs, Progress, ProgressState, Result, load_latest_checkpoint,
-    save_checkpoint,
-};
+use super::{Report, Trainer};
+use crate::callback::{Outcome, SaveRequest, StepRecord};
+use crate::{Actions, Checkpoints, Error, Logs, Progress, ProgressState, Result, save_checkpoint};
 
 /// How long a run is, in steps.
 #[derive(Clone, Copy, Debug)]
@@ -25,12 +23,12 @@ pub(super) struct Length {
 }
 
 impl Length {
-    fn epochs(self) -> usize {
+    pub fn epochs(self) -> usize {
         self.total.div_ceil(self.per_epoch.max(1)) as usize
     }
 
     /// The epoch in which step number `done` (from 0) lies, and its place there.
-    fn place(self, done: u64) -> (usize, u64) {
+    pub fn place(self, done: u64) -> (usize, u64) {
         let per_epoch = self.per_epoch.max(1);
         ((done / per_epoch) as usize, done % per_epoch)
     }
@@ -43,139 +41,32 @@ impl Length {
 }
 
 pub(super) struct Run<'a> {
-    t: &'a mut Trainer,
-    stepper: Stepper<'a>,
-    train: Loader,
-    valid: Option<Loader>,
-    length: Length,
-    at: Position,
-    skips: Skips,
-    checkpoints: Option<Checkpoints>,
+    pub t: &'a mut Trainer,
+    pub stepper: Stepper<'a>,
+    pub train: Loader,
+    pub valid: Option<Loader>,
+    pub length: Length,
+    pub at: Position,
+    pub skips: Skips,
+    pub checkpoints: Option<Checkpoints>,
     /// The step of the last checkpoint, in the numbering of `at.done`.
-    saved: Option<u64>,
+    pub saved: Option<u64>,
     /// Checkpoints that callbacks asked for in the middle of what belongs together.
-    requested: Vec<SaveRequest>,
-    progress: Option<Progress>,
-    scale: f32,
-    valid_logs: Logs,
-    samples: u64,
-    resumed: Option<u64>,
-    written: u64,
-    warnings: Vec<String>,
-    spent: Duration,
+    pub requested: Vec<SaveRequest>,
+    pub progress: Option<Progress>,
+    pub scale: f32,
+    pub valid_logs: Logs,
+    pub samples: u64,
+    pub resumed: Option<u64>,
+    pub written: u64,
+    pub warnings: Vec<String>,
+    pub spent: Duration,
     /// Samples and time of the running epoch, of this process.
-    epoch_samples: u64,
-    epoch_spent: Duration,
+    pub epoch_samples: u64,
+    pub epoch_spent: Duration,
 }
 
-impl<'a> Run<'a> {
-    /// Checks everything, restores a checkpoint and tells the callbacks.
-    pub fn start(
-        t: &'a mut Trainer,
-        task: &'a dyn Task,
-        mut train: Loader,
-        valid: Option<Loader>,
-        length: Length,
-    ) -> Result<Self> {
-        let scaler = t.prepare()?;
-        train.check()?;
-        valid.as_ref().map_or(Ok(()), Loader::check)?;
-        let mut at = Position {
-            base: t.attempted,
-            applied: applied(t)?,
-            ..Position::default()
-        };
-        let policy = &t.store.policies().default;
-        let mut warnings = Vec::from_iter(warn_if_slow(t.store.device(), policy));
-        let mut resumed = None;
-        let mut callback_states = None;
-        let checkpoints = match t.settings.checkpoint.clone() {
-            None => None,
-            Some(dir) => {
-                let checkpoints = Checkpoints::open(&dir)?.keep(t.settings.keep);
-                let newest = load_latest_checkpoint(&dir)?;
-                match newest {
-                    Some(found) if t.settings.resume => {
-                        let (position, told) = t.restore(&found, &scaler, &mut train)?;
-                        at = position;
-                        warnings.extend(told);
-                        callback_states = found.meta().extra.get("callbacks").cloned();
-                        resumed = Some(at.base + at.done);
-                    }
-                    Some(found) if t.attempted == 0 => {
-                        return Err(Error::invalid(format!(
-                            "`{}` holds a checkpoint of step {}; go on from it with `.resume(true)`, or choose another folder",
-                            dir.display(),
-                            found.meta().attempted
-                        )));
-                    }
-                    _ => {}
-                }
-                Some(checkpoints)
-            }
-        };
-        let progress = t
-            .settings
-            .progress
-            .then(|| Progress::stderr(length.epochs()));
-        let params = t.store.trainable_slots()?;
-        let mut run = Self {
-            stepper: Stepper {
-                task,
-                scaler,
-                params,
-                advice: Vec::new(),
-                first: true,
-            },
-            t,
-            train,
-            valid,
-            length,
-            saved: resumed.map(|_| at.done),
-            at,
-            skips: Skips::default(),
-            checkpoints,
-            requested: Vec::new(),
-            progress,
-            scale: 1.0,
-            valid_logs: Logs::new(),
-            samples: 0,
-            resumed,
-            written: 0,
-            warnings: Vec::new(),
-            spent: Duration::ZERO,
-            epoch_samples: 0,
-            epoch_spent: Duration::ZERO,
-        };
-        for warning in warnings {
-            run.warn(warning);
-        }
-        run.begin(callback_states)?;
-        Ok(run)
-    }
-
-    fn begin(&mut self, callback_states: Option<serde_json::Value>) -> Result<()> {
-        let (epoch, batch) = self.length.place(self.at.done);
-        let info = TrainInfo {
-            epochs: self.length.epochs(),
-            batches: Some(self.length.per_epoch as usize),
-            validation: self.valid.is_some(),
-            resumed: self.resumed.map(|step| Resumed {
-                step,
-                applied: self.at.applied,
-                epoch,
-                batch: batch as usize,
-            }),
-        };
-        let actions = self.t.callbacks.on_train_begin(&info)?;
-        self.act(actions)?;
-        if let Some(states) = callback_states {
-            let actions = self.t.callbacks.load_state(&states)?;
-            self.act(actions)?;
-        }
-        Ok(())
-    }
-
+impl Run<'_> {
     /// Trains what is left.
     pub fn finish(mut self) -> Result<Report> {
         if let Some(reason) = self.at.stopped.clone() {
@@ -213,7 +104,7 @@ impl<'a> Run<'a> {
         self.act(actions)?;
         let mut batch = first;
         while batch < batches && self.at.stopped.is_none() {
-            let steps = (batches - batch).min(self.t.settings.steps_per_execution as u64);
+            let steps = (batches - batch).min(self.t.settings.execution());
             self.execute(steps)?;
             batch += steps;
             let logs = self.at.totals.logs();
@@ -269,9 +160,28 @@ impl<'a> Run<'a> {
             };
             let actions = self.t.callbacks.on_step(&record)?;
             self.act(actions)?;
+            self.look_into(&step)?;
             self.skips
                 .observe(&step.outcome, self.t.settings.max_skipped)?;
         }
+        Ok(())
+    }
+
+    /// With numerics checks on, says where a skipped step went wrong: an error if its loss was not finite.
+    fn look_into(&mut self, step: &Done) -> Result<()> {
+        if step.outcome.is_applied() || !self.t.settings.check_numerics {
+            return Ok(());
+        }
+        let found = self.stepper.blame(self.t, &step.batches, step.scale)?;
+        let at = self.at.base + self.at.done;
+        let place = found.map_or("nothing was found".to_string(), |bad| bad.to_string());
+        if !step.loss.is_finite() {
+            let loss = step.loss;
+            return Err(Error::invalid(format!(
+                "the loss of step {at} is {loss}: {place}"
+            )));
+        }
+        self.warn(format!("step {at} was skipped: {place}"));
         Ok(())
     }
 
@@ -302,7 +212,7 @@ impl<'a> Run<'a> {
         if self.checkpoints.is_some() {
             match self.t.settings.save_every {
                 None => self.save()?,
-                Some(_) => self.save_if_due(self.t.settings.steps_per_execution as u64)?,
+                Some(_) => self.save_if_due(self.t.settings.execution())?,
             }
         }
         self.requested_saves()
@@ -359,7 +269,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn warn(&mut self, text: String) {
+    pub fn warn(&mut self, text: String) {
         if let Some(progress) = &mut self.progress {
             progress.println(&format!("warning: {text}"));
         }
@@ -367,7 +277,7 @@ impl<'a> Run<'a> {
     }
 
     /// Does what callbacks want; checkpoints wait until what belongs together is done.
-    fn act(&mut self, actions: Actions) -> Result<()> {
+    pub fn act(&mut self, actions: Actions) -> Result<()> {
         for warning in actions.warnings {
             self.warn(warning);
         }
@@ -460,11 +370,4 @@ impl<'a> Run<'a> {
             warnings: self.warnings,
         }
     }
-}
-
-/// The counter of applied steps, read without a plan.
-fn applied(t: &Trainer) -> Result<u64> {
-    let bytes = t.store.applied()?.to_bytes()?;
-    let count: [u8; 4] = bytes.try_into().unwrap_or_default();
-    Ok(u64::from(u32::from_ne_bytes(count)))
 }

@@ -1,11 +1,12 @@
 //! One step: build its graph, submit it, read it later.
 
-use bimetal_data::Loader;
+use bimetal_autodiff::grad_optional;
+use bimetal_data::{Batch, Loader};
 use bimetal_optim::{Accumulator, StepHandle};
-use bimetal_precision::{LossScaler, StepOutcome};
+use bimetal_precision::{LossScaler, NonFinite, StepOutcome, find_non_finite};
 use bimetal_tensor::{Slot, Tensor};
 
-use super::task::{Count, Reduced};
+use super::task::{Count, Reduced, wide};
 use super::{Task, TensorBatch, Trainer, advice};
 use crate::Result;
 use crate::trainer::totals::Totals;
@@ -16,6 +17,8 @@ pub(super) struct Pending {
     loss_counts: Vec<Count>,
     metrics: Vec<(String, Reduced)>,
     pub samples: u64,
+    /// The batches, to look into if the step is skipped.
+    batches: Vec<Batch>,
 }
 
 /// What was read of a step.
@@ -23,6 +26,7 @@ pub(super) struct Done {
     pub loss: f32,
     pub scale: f32,
     pub outcome: StepOutcome,
+    pub batches: Vec<Batch>,
 }
 
 /// What one batch adds to a step.
@@ -80,10 +84,10 @@ impl Stepper<'_> {
         batches: usize,
     ) -> Result<Pending> {
         let clip = t.settings.clip_norm;
-        let mut samples = 0;
+        let mut hosts = Vec::new();
         if batches == 1 {
             let cx = t.store.train();
-            let forward = self.forward(t, train, &cx, &mut samples)?;
+            let forward = self.forward(t, train, &cx, &mut hosts)?;
             let mut grads = self
                 .scaler
                 .scale(&forward.loss)
@@ -93,13 +97,13 @@ impl Stepper<'_> {
                 grads = grads.clip_global_norm(norm);
             }
             let handle = t.optimizer.step_with(cx, grads, &forward.also())?;
-            return Ok(self.pending(handle, vec![forward.settle()?], samples));
+            return Ok(self.pending(t, handle, vec![forward.settle()?], hosts));
         }
         let mut window = Accumulator::new();
         let mut forwards = Vec::with_capacity(batches);
         for _ in 0..batches {
             let cx = window.context(t.store.train());
-            let forward = self.forward(t, train, &cx, &mut samples)?;
+            let forward = self.forward(t, train, &cx, &mut hosts)?;
             let grads = self.scaler.scale(&forward.loss).grad(&self.params)?;
             window.add_with(cx, grads, &forward.also())?;
             forwards.push(forward.settle()?);
@@ -110,7 +114,7 @@ impl Stepper<'_> {
             grads = grads.clip_global_norm(norm);
         }
         let handle = t.optimizer.step(cx, grads)?;
-        Ok(self.pending(handle, forwards, samples))
+        Ok(self.pending(t, handle, forwards, hosts))
     }
 
     fn forward(
@@ -118,10 +122,9 @@ impl Stepper<'_> {
         t: &Trainer,
         train: &mut Loader,
         cx: &bimetal_layers::Ctx,
-        samples: &mut u64,
+        hosts: &mut Vec<Batch>,
     ) -> Result<Forward> {
         let host = train.next_in_cycle()?;
-        *samples += host.valid as u64;
         let batch = TensorBatch::upload(&host, t.store.device());
         let output = self.task.training_step(&batch, cx);
         let (loss, loss_count) = output.loss.mean("loss", &batch);
@@ -145,6 +148,7 @@ impl Stepper<'_> {
         let metrics = metrics
             .map(|(name, value)| (name.clone(), value.sum(name, &batch)))
             .collect();
+        hosts.push(host);
         Ok(Forward {
             loss,
             loss_count,
@@ -158,7 +162,13 @@ impl Stepper<'_> {
         }
     }
 
-    fn pending(&mut self, handle: StepHandle, forwards: Vec<Forward>, samples: u64) -> Pending {
+    fn pending(
+        &mut self,
+        t: &Trainer,
+        handle: StepHandle,
+        forwards: Vec<Forward>,
+        hosts: Vec<Batch>,
+    ) -> Pending {
         for notice in handle.notices() {
             self.tell(&notice.to_string());
         }
@@ -171,8 +181,32 @@ impl Stepper<'_> {
             handle,
             loss_counts,
             metrics,
-            samples,
+            samples: hosts.iter().map(|host| host.valid as u64).sum(),
+            batches: match t.settings.check_numerics {
+                true => hosts,
+                false => Vec::new(),
+            },
         }
+    }
+
+    /// Runs the batches of a skipped step again, on the state it left as it was, and finds the operation that first gave
+    /// numbers that are not finite.
+    pub fn blame(&self, t: &Trainer, batches: &[Batch], scale: f32) -> Result<Option<NonFinite>> {
+        for (micro, host) in batches.iter().enumerate() {
+            let batch = TensorBatch::upload(host, t.store.device());
+            let cx = t.store.train().with_micro(micro as u32);
+            let output = self.task.training_step(&batch, &cx);
+            let (loss, _) = output.loss.mean("loss", &batch);
+            let scaled = wide(&loss) * f64::from(scale);
+            let reads: Vec<Tensor> = self.params.iter().map(Slot::read).collect();
+            let grads = grad_optional(&scaled, &reads.iter().collect::<Vec<_>>())?;
+            let mut all = vec![&scaled];
+            all.extend(grads.iter().flatten());
+            if let Some(found) = find_non_finite(&all)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -192,6 +226,7 @@ impl Pending {
             loss,
             scale: self.handle.scale()?,
             outcome: self.handle.outcome()?,
+            batches: self.batches,
         })
     }
 }

@@ -4,6 +4,7 @@ use crate::Options;
 use bimetal::train::{JsonlLogger, Report, TensorBoard, Trainer};
 use bimetal::{Error, Result};
 use serde_json::{Map, Value, json};
+use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,6 +21,9 @@ impl Folder {
                 "`{}` holds a run already; go on with it by --resume, or choose another folder with --out",
                 folder.0.display()
             )));
+        }
+        if let Some(path) = &options.json {
+            writable(path).map_err(|e| unwritten(path, e))?;
         }
         Ok(folder)
     }
@@ -113,15 +117,32 @@ impl Figures {
             return Ok(());
         };
         let text = format!("{:#}\n", Value::Object(self.0));
-        std::fs::write(path, text)
-            .map_err(|e| Error::invalid(format!("cannot write `{}`: {e}", path.display())))
+        std::fs::write(path, text).map_err(|e| unwritten(path, e))
     }
+}
+
+/// Whether the file can be written, known before the training and not after it; a file that is not there yet is left so.
+fn writable(path: &Path) -> std::io::Result<()> {
+    let missing = !path.exists();
+    OpenOptions::new().create(true).append(true).open(path)?;
+    if missing {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+fn unwritten(path: &Path, error: std::io::Error) -> Error {
+    Error::invalid(format!(
+        "cannot write `{}`: {error}; choose another file with --json",
+        path.display()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::Folder;
     use crate::{Defaults, Options};
+    use std::path::Path;
 
     #[test]
     fn a_folder_with_a_run_is_not_written_over() {
@@ -149,6 +170,19 @@ mod tests {
         );
         assert!(open(true).is_ok());
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_figures_file_is_tried_without_leaving_anything() {
+        let path = std::env::temp_dir().join(format!("bimetal-figures-{}", std::process::id()));
+        super::writable(&path).unwrap();
+        assert!(!path.exists());
+        std::fs::write(&path, "kept").unwrap();
+        super::writable(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+        assert!(super::writable(&path.join("below")).is_err());
+        std::fs::remove_file(&path).unwrap();
+        assert!(super::writable(Path::new("")).is_err());
     }
 
     #[test]

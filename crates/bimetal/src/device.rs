@@ -22,8 +22,8 @@ pub fn devices() -> &'static [&'static str] {
 /// # Errors
 /// An unknown name; the error lists those that there are.
 pub fn device(name: &str, threads: Option<usize>) -> Result<Device> {
-    if threads == Some(0) {
-        return Err(Error::invalid("0 threads; expected at least 1"));
+    if let Some(n) = threads.filter(|n| !(1..=1024).contains(n)) {
+        return Err(Error::invalid(format!("{n} threads; expected 1 to 1024")));
     }
     match name {
         #[cfg(feature = "cpu")]
@@ -41,7 +41,10 @@ mod tests {
     fn an_unknown_device_lists_the_known() {
         let text = super::device("tpu", None).unwrap_err().to_string();
         assert!(text.contains("`tpu`") && text.contains("cpu"), "{text}");
-        assert!(super::device("cpu", Some(0)).is_err());
+        for threads in [0, 1025, usize::MAX] {
+            let text = super::device("cpu", Some(threads)).unwrap_err().to_string();
+            assert!(text.contains(&format!("{threads} threads")), "{text}");
+        }
     }
 
     #[cfg(feature = "cpu")]

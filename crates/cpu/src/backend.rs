@@ -13,6 +13,9 @@ pub fn cpu() -> Device {
     Device::new(CpuBackend::new(None))
 }
 
+/// The most threads of a device: results do not depend on their number, and a mistyped one must not bring the machine down.
+const MAX_THREADS: usize = 1024;
+
 /// The CPU backend: every kernel on a pool of threads of its own.
 pub struct CpuBackend {
     info: DeviceInfo,
@@ -29,15 +32,16 @@ pub(crate) struct Shared {
 }
 
 impl CpuBackend {
-    /// A backend with `threads` threads; `None` takes `BIMETAL_THREADS`, else `RAYON_NUM_THREADS`, else all cores. Results do not
-    /// depend on the number of threads. Up to `BIMETAL_CACHE_MB` MiB (1024) of freed memory are kept for reuse.
+    /// A backend with `threads` threads; `None` takes `BIMETAL_THREADS`, else `RAYON_NUM_THREADS`, else all cores; never more
+    /// than 1024. Results do not depend on the number of threads. Up to `BIMETAL_CACHE_MB` MiB (1024) of freed memory are kept for reuse.
     pub fn new(threads: Option<usize>) -> CpuBackend {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let mut threads = threads
             .or_else(|| number("BIMETAL_THREADS"))
             .or_else(|| number("RAYON_NUM_THREADS"))
             .filter(|n| *n > 0)
-            .unwrap_or_else(cores);
+            .unwrap_or_else(cores)
+            .min(MAX_THREADS);
         let mut pool = None;
         if threads > 1 {
             // Without threads of its own (a system limit) the device still works.

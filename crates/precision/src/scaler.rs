@@ -311,10 +311,11 @@ impl ScaledLoss {
             present.push((slot, grad));
         }
         if present.is_empty() {
-            return Err(Error::argument(
-                "grad",
-                "the loss depends on none of the parameters; is it built from another model, or detached?",
-            ));
+            let detail =
+                "the loss depends on none of the parameters; is it built from another model, or detached?"
+                    .to_string();
+            let kind = bimetal_tensor::ErrorKind::Argument { detail };
+            return Err(Error::at("grad", kind, self.loss.label().clone()));
         }
         Ok(Grads::new(self, present, missing))
     }

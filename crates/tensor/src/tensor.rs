@@ -67,11 +67,17 @@ impl Tensor {
             if let (Some(a), Some(b)) = (device, &t.node.device)
                 && !a.same(b)
             {
-                let detail = format!(
-                    "operands are on different devices ({} and {}); move one with `to_device`",
-                    a.info().name,
-                    b.info().name
-                );
+                let (a, b) = (&a.info().name, &b.info().name);
+                let detail = if a == b {
+                    format!(
+                        "operands are on two devices that were made separately (both {a}); make the device once and clone it, or \
+                         move one operand with `to_device`"
+                    )
+                } else {
+                    format!(
+                        "operands are on different devices ({a} and {b}); move one with `to_device`"
+                    )
+                };
                 return Tensor::invalid(Error::at(
                     op.name(),
                     crate::ErrorKind::Device { detail },

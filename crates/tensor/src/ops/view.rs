@@ -7,6 +7,9 @@ use crate::tensor::Inputs;
 use crate::{Error, Result, Shape, Tensor};
 use std::ops::{Bound, RangeBounds};
 
+/// The most invalid parts that a failed `split` returns: a wrong number of parts must not become a huge allocation.
+const MAX_PARTS: usize = 1024;
+
 impl Tensor {
     fn view(&self, op: Op, shape: Shape) -> Tensor {
         Tensor::single(op, Inputs::from_iter([self.clone()]), shape, self.dtype())
@@ -305,7 +308,7 @@ impl Tensor {
         })
     }
 
-    /// `n` equal parts along `axis`. If the size is no multiple of `n`, all parts are invalid.
+    /// `n` equal parts along `axis`. If the size is no multiple of `n`, all parts (at most 1024 of them then) are invalid.
     #[track_caller]
     pub fn split(&self, n: usize, axis: isize) -> Vec<Tensor> {
         let parts = || -> Result<Vec<Tensor>> {
@@ -321,7 +324,9 @@ impl Tensor {
             let each = size / n;
             Ok((0..n).map(|i| self.narrow(axis, i * each, each)).collect())
         };
-        crate::Label::located(|| parts().unwrap_or_else(|e| vec![Tensor::invalid(e); n.max(1)]))
+        crate::Label::located(|| {
+            parts().unwrap_or_else(|e| vec![Tensor::invalid(e); n.clamp(1, MAX_PARTS)])
+        })
     }
 
     /// Zeros (false) added before and after along `axis`.
@@ -330,11 +335,12 @@ impl Tensor {
         Tensor::make(|| {
             let s = self.shape()?;
             let a = axis_of("pad", axis, &s)?;
-            if before + after == 0 {
+            if before == 0 && after == 0 {
                 return Ok(self.clone());
             }
             let mut to = s.to_vec();
-            to[a] += before + after;
+            // A size that does not fit is too large for a tensor in any case.
+            to[a] = to[a].saturating_add(before).saturating_add(after);
             let to = shape_of("pad", &to)?;
             let op = Op::Pad {
                 axis: a as u8,

@@ -9,6 +9,7 @@ use super::batches::BatchCounter;
 use super::monitor::Monitor;
 use super::template::Template;
 use super::{Callback, Control, Frequency, Mode, SaveRequest, TrainInfo};
+use crate::checkpoint::writable;
 use crate::{Error, Logs, Result};
 
 /// Asks for a checkpoint after each epoch or every so many batches, always or when a number improves: Keras' options.
@@ -136,7 +137,11 @@ impl Callback for ModelCheckpoint {
                 "ModelCheckpoint has save_freq 0; use Frequency::Epoch or at least one batch",
             ));
         }
-        self.template = Some(Template::parse(&self.filepath)?);
+        let template = Template::parse(&self.filepath)?;
+        // What a training would be lost for is found out before it.
+        let folder = template.folder();
+        writable(&folder).map_err(|e| Error::unwritable(&folder, e))?;
+        self.template = Some(template);
         if self.save_best_only {
             self.monitor.begin("ModelCheckpoint")?;
         }

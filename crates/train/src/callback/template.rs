@@ -1,6 +1,7 @@
 //! File names with numbers in them: `ckpt/{epoch:02d}-{val_loss:.2f}`, the part of Python's format language that Keras users write.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use crate::{Error, Logs, Result};
 
@@ -26,6 +27,18 @@ struct Spec {
 }
 
 impl Template {
+    /// The folder in which all names of the template lie: what comes before the last separator of its first fixed part.
+    pub fn folder(&self) -> PathBuf {
+        let first = match self.pieces.first() {
+            Some(Piece::Literal(text)) => text.as_str(),
+            _ => "",
+        };
+        match first.rfind(std::path::is_separator) {
+            Some(end) => PathBuf::from(&first[..=end]),
+            None => PathBuf::from("."),
+        }
+    }
+
     /// Reads the text of a template.
     ///
     /// # Errors

@@ -186,6 +186,7 @@ fn log_files_that_cannot_be_opened_are_told_before_training() {
         CsvLogger::new(below.join("a.csv")).on_train_begin(&info),
         JsonlLogger::new(below.join("a.jsonl")).on_train_begin(&info),
         TensorBoard::new(&below).on_train_begin(&info),
+        ModelCheckpoint::new(format!("{}/e{{epoch}}", below.display())).on_train_begin(&info),
     ];
     for result in results {
         assert!(matches!(

@@ -17,6 +17,7 @@ pub use array::{Array, ArrayInfo};
 pub use compare::{StateMismatch, compare_arrays};
 pub use load::{Checkpoint, load_checkpoint, load_latest_checkpoint};
 pub use meta::{Cursor, Meta, RngState, ScaleState};
+pub(crate) use save::writable;
 pub use save::{Checkpoints, save_checkpoint};
 
 const STATE: &str = "state.safetensors";

@@ -269,6 +269,15 @@ fn write_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<Writte
     })
 }
 
+/// Whether files can be written below `dir`, found out without creating it.
+pub(crate) fn writable(dir: &Path) -> io::Result<()> {
+    let exists = |at: &&Path| at.as_os_str().is_empty() || at.exists();
+    match dir.ancestors().find(exists) {
+        Some(at) if !at.as_os_str().is_empty() => probe(at),
+        _ => probe(Path::new(".")),
+    }
+}
+
 /// Whether a file can be written in `dir`, which is created if need be.
 fn probe(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use bimetal_data::Batch;
 use bimetal_layers::Ctx;
-use bimetal_tensor::{DType, Device, Error, Result, Tensor};
+use bimetal_tensor::{DType, Device, Error, ErrorKind, Result, Tensor};
 
 /// A training task: how a batch becomes a loss and metrics.
 ///
@@ -126,15 +126,27 @@ impl Output {
         }
     }
 
-    /// Adds a metric: a scalar or `[rows, ...]`, of any dtype.
-    pub fn metric(mut self, name: impl Into<String>, value: Tensor) -> Output {
-        self.metrics.push((name.into(), Value::Items(value)));
-        self
+    /// Adds a metric: a scalar or `[rows, ...]`, of any dtype. A name that is taken, `loss` among them, is an error of the step.
+    #[track_caller]
+    pub fn metric(self, name: impl Into<String>, value: Tensor) -> Output {
+        self.with(name.into(), Value::Items(value))
     }
 
-    /// Adds a metric that is `sum / count`, both scalars, over all batches.
-    pub fn metric_sum(mut self, name: impl Into<String>, sum: Tensor, count: Tensor) -> Output {
-        self.metrics.push((name.into(), Value::Sum { sum, count }));
+    /// Adds a metric that is `sum / count`, both scalars, over all batches. A name that is taken is an error as above.
+    #[track_caller]
+    pub fn metric_sum(self, name: impl Into<String>, sum: Tensor, count: Tensor) -> Output {
+        self.with(name.into(), Value::Sum { sum, count })
+    }
+
+    /// Two numbers of one name would be added up to one that means nothing.
+    #[track_caller]
+    fn with(mut self, name: String, value: Value) -> Output {
+        if name == "loss" || self.metrics.iter().any(|(taken, _)| *taken == name) {
+            let detail = format!("the name `{name}` is taken; give the metric another one");
+            self.loss = Value::Items(Tensor::invalid(Error::argument("metric", detail)));
+            return self;
+        }
+        self.metrics.push((name, value));
         self
     }
 
@@ -142,7 +154,17 @@ impl Output {
     /// `targets` `[rows, ..]` names.
     #[track_caller]
     pub fn accuracy(self, logits: &Tensor, targets: &Tensor) -> Output {
-        let hits = logits.argmax(-1, false).eq(targets.cast(DType::I32));
+        let best = logits.argmax(-1, false);
+        let hits = match (best.shape(), targets.shape()) {
+            // They would broadcast, to pairs that nobody meant.
+            (Ok(found), Ok(expected)) if found != expected => {
+                let shapes = logits.shape().into_iter().chain([expected]);
+                let detail = "expected logits [.., classes] and class indices [..]";
+                let shapes: Vec<_> = shapes.collect();
+                Tensor::invalid(Error::shape("accuracy", &shapes, detail))
+            }
+            _ => best.eq(targets.cast(DType::I32)),
+        };
         self.metric("accuracy", hits)
     }
 }
@@ -219,7 +241,12 @@ fn counted(what: &str, items: &Tensor, batch: &TensorBatch) -> Result<Counted> {
             "expected the {what} as a scalar or with one row for each of the {} rows of the batch; reduce it with `mean_all`",
             batch.rows
         );
-        return Err(Error::shape("output", &[shape], detail));
+        let kind = ErrorKind::Shape {
+            detail,
+            found: vec![shape],
+        };
+        // Where the value was built: this file tells the user nothing.
+        return Err(Error::at("output", kind, items.label().clone()));
     }
     let count = batch.valid * shape[1..].iter().product::<usize>();
     let mut items = wide(items);

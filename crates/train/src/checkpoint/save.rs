@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
@@ -281,7 +282,10 @@ pub(crate) fn writable(dir: &Path) -> io::Result<()> {
 /// Whether a file can be written in `dir`, which is created if need be.
 fn probe(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
-    let probe = dir.join(format!("{TEMPORARY}probe-{}", std::process::id()));
+    // Two threads may try one folder at the same time.
+    static TRIES: AtomicU64 = AtomicU64::new(0);
+    let (process, n) = (std::process::id(), TRIES.fetch_add(1, Ordering::Relaxed));
+    let probe = dir.join(format!("{TEMPORARY}probe-{process}-{n}"));
     fs::write(&probe, b"probe")?;
     fs::remove_file(&probe)
 }

@@ -24,6 +24,14 @@ impl<'a> Run<'a> {
     ) -> Result<Self> {
         let scaler = t.prepare()?;
         train.check()?;
+        // A first batch smaller than asked for would train, but not what was meant.
+        if train.batch_size() > train.samples() {
+            return Err(Error::invalid(format!(
+                "a batch of {} is larger than the training data of {} samples; use a smaller batch or more data",
+                train.batch_size(),
+                train.samples()
+            )));
+        }
         valid.as_ref().map_or(Ok(()), Loader::check)?;
         let mut at = Position {
             base: t.attempted,

@@ -54,7 +54,7 @@ impl Code {
             n <= MAX_INSTRUCTIONS,
             "the program has too many instructions",
         )?;
-        let inputs = cx.views(&fused.inputs, domain)?;
+        let mut inputs = cx.views(&fused.inputs, domain)?;
         let outputs = cx.views(&fused.outputs, domain)?;
         let mut types = Vec::with_capacity(n);
         let mut uniform = Vec::with_capacity(n);
@@ -91,6 +91,13 @@ impl Code {
             .map(|(view, r)| unrounded(program, *r, view.dtype))
             .chain(program.outputs.iter().skip(outputs.len()).copied())
             .collect();
+        // A loaded value that is stored unchanged must outlive the stores before its own, which may overwrite where it came from.
+        for r in &regs {
+            if let Instr::Load { input } = program.instrs[*r as usize] {
+                let view = &mut inputs[input as usize];
+                view.copied = outputs.iter().any(|o| cx.overlap(o.buf, view.buf));
+            }
+        }
         let mut direct = vec![None; n];
         for (o, (view, r)) in outputs.iter().zip(&regs).enumerate() {
             let r = *r as usize;

@@ -85,6 +85,8 @@ pub(crate) struct View {
     rank: usize,
     size: [usize; MAX_RANK],
     stride: [isize; MAX_RANK],
+    /// Whether loads copy, even where the buffer holds what a register does: the buffer is overwritten while the value is wanted.
+    pub(crate) copied: bool,
 }
 
 impl View {
@@ -99,6 +101,7 @@ impl View {
             rank: 0,
             size: [1; MAX_RANK],
             stride: [0; MAX_RANK],
+            copied: false,
         };
         for axis in 0..domain.rank() {
             let (n, s) = (domain[axis], access.strides[axis]);
@@ -209,7 +212,7 @@ impl View {
             unsafe { convert::load(self.dtype, src, 0, 1, scratch) };
             return Arg::splat(scratch);
         }
-        if b.rows == 1 && plain {
+        if b.rows == 1 && plain && !self.copied {
             let mut direct = None;
             if self.kind == Kind::Dense {
                 direct = Some(Arg::dense(self.at(base, (self.offset + b.start) as isize)));

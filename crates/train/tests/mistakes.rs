@@ -93,7 +93,7 @@ fn numerics_checks_name_the_operation() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("the loss of step 1 is NaN: sqrt") && error.contains("trainer.rs"),
+        error.contains("the loss of step 1 is NaN: sqrt") && error.contains("mistakes.rs"),
         "{error}"
     );
 }
@@ -236,7 +236,7 @@ fn mistakes_in_a_task_name_layer_and_line_and_lose_nothing() {
         .unwrap_err()
         .to_string();
     assert!(
-        text.contains("net") && text.contains("trainer.rs") && text.contains("[8, 8, 8]"),
+        text.contains("net") && text.contains("mistakes.rs") && text.contains("[8, 8, 8]"),
         "{text}"
     );
     let text = trainer
@@ -244,7 +244,7 @@ fn mistakes_in_a_task_name_layer_and_line_and_lose_nothing() {
         .unwrap_err()
         .to_string();
     assert!(
-        text.contains("index 3") && text.contains("trainer.rs"),
+        text.contains("index 3") && text.contains("mistakes.rs"),
         "{text}"
     );
     let text = trainer

@@ -1,6 +1,7 @@
 //! The device: threads, memory, and compiling plans.
 use crate::alloc::{Allocator, Block, Use};
 use crate::exec;
+use crate::simd::{SimdLevel, simd_level};
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::plan::{MAX_BUFFERS, MAX_INSTRUCTIONS, Meta, Plan};
 use bimetal_tensor::{
@@ -78,7 +79,7 @@ fn info(threads: usize) -> DeviceInfo {
     DeviceInfo {
         name: processor().unwrap_or_else(|| "cpu".into()),
         kind: "cpu",
-        architecture: architecture().into(),
+        architecture: architecture(),
         dtypes: DType::ALL.iter().map(|d| (*d, support(*d))).collect(),
         matrix_units: Vec::new(),
         units: threads,
@@ -94,19 +95,12 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-fn architecture() -> &'static str {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            return "x86-64-avx512";
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            return "x86-64-avx2";
-        }
-        "x86-64"
+/// The instruction set in use, on which the bits of results depend.
+fn architecture() -> String {
+    match (simd_level(), std::env::consts::ARCH) {
+        (SimdLevel::Portable, arch) => arch.replace('_', "-"),
+        (level, arch) => format!("{}-{level}", arch.replace('_', "-")),
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    std::env::consts::ARCH
 }
 
 impl Shared {

@@ -264,3 +264,31 @@ fn turned_operands_of_every_dtype_are_read_right() {
         }
     }
 }
+
+#[test]
+fn extremes_of_columns_are_those_of_rows() {
+    let d = cpu();
+    let (m, n) = (300usize, 200usize);
+    let mut v: Vec<f32> = (0..m * n).map(|i| ((i * 7919) % 41) as f32).collect();
+    v[5 * n + 3] = f32::NAN;
+    v[9 * n + 3] = f32::NAN;
+    v[n + 150] = f32::INFINITY;
+    for dtype in [DType::F32, DType::BF16, DType::I32, DType::F64] {
+        let x = Tensor::from_slice(&v, &[m, n], &d).cast(dtype);
+        x.eval().unwrap();
+        let turned = x.t().flatten(0..=1).reshape(&[n as isize, m as isize]);
+        for (columns, rows) in [
+            (x.argmax(0, false), turned.argmax(1, false)),
+            (x.argmin(0, false), turned.argmin(1, false)),
+        ] {
+            let (a, b) = (
+                columns.to_vec::<i32>().unwrap(),
+                rows.settle().unwrap().to_vec::<i32>().unwrap(),
+            );
+            assert_eq!(a, b, "{dtype}");
+            if dtype.is_float() {
+                assert_eq!(a[3], 5, "{dtype}");
+            }
+        }
+    }
+}

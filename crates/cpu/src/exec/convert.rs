@@ -1,6 +1,6 @@
 //! Elements between memory and registers.
-use super::scratch::Scratch;
 use super::view::Arg;
+use crate::gemm::Scratch;
 use crate::gemm::{Isa, Real, by_level};
 use crate::simd::{self, simd_level};
 use bimetal_tensor::plan::register;
@@ -125,8 +125,8 @@ pub(crate) unsafe fn load_tile(
             return;
         }
         // Column by column, which lie together in memory, and then turned.
-        let mut turned = Scratch::new(rows * cols * width);
-        let turned = turned.ptr();
+        let turned = Scratch::take::<u8>(rows * cols * width);
+        let turned = turned.ptr::<u8>();
         for col in 0..cols {
             let src = src.offset(col as isize * steps[1] * size);
             load(dtype, src, 1, rows, turned.add(col * rows * width));

@@ -2,8 +2,8 @@
 use super::code::{CHUNK, Code};
 use super::cx::Cx;
 use super::ops::{self, Stream};
-use super::scratch::Scratch;
 use super::view::{Arg, Block};
+use crate::gemm::Scratch;
 use bimetal_tensor::plan::{Instr, MAX_INSTRUCTIONS, Number, Reg};
 
 /// A worker's registers for one code.
@@ -19,7 +19,7 @@ pub(crate) struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// Registers for `code`, with the uniform ones computed.
     pub(crate) fn new(code: &'a Code, cx: &'a Cx<'a>) -> Frame<'a> {
-        let mut scratch = Scratch::new(code.scratch);
+        let scratch = Scratch::take::<u8>(code.scratch);
         Frame {
             code,
             cx,

@@ -13,7 +13,6 @@ mod ops;
 mod plan;
 mod reduce;
 mod scan;
-mod scratch;
 mod tile;
 mod view;
 

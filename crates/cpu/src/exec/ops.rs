@@ -1,6 +1,6 @@
 //! Instructions of programs on whole registers: the vector instruction set, and what an operand that is one number saves.
-use super::scratch::Scratch;
 use super::view::Arg;
+use crate::gemm::Scratch;
 use crate::simd::isa::{map, map2, pick};
 use crate::simd::{self, BinaryOp, CmpOp, LogicOp, UnaryOp};
 use bimetal_tensor::graph::{Binary, Distribution, Unary};
@@ -32,7 +32,7 @@ impl Wide {
         if !a.splat || n == 1 {
             return Wide(None, a);
         }
-        let mut s = Scratch::new(n * size_of::<T>());
+        let s = Scratch::take::<u8>(n * size_of::<T>());
         // SAFETY: the scratch has room for `n` values, `a` has one.
         unsafe { put::<T>(s.ptr(), n).fill(*a.ptr.cast()) };
         let arg = Arg::dense(s.ptr());

@@ -2,9 +2,9 @@
 use super::code::{CHUNK, Code};
 use super::cx::Cx;
 use super::frame::Frame;
-use super::scratch::Scratch;
 use super::view::{Arg, Block};
 use crate::gemm;
+use crate::gemm::Scratch;
 
 /// Elements of a row that are worth a block of their own.
 const LONG: usize = 128;
@@ -44,8 +44,8 @@ impl Results<'_> {
             return;
         }
         let mut frame = Frame::new(self.epilogue, self.cx);
-        let mut scratch = Scratch::new(CHUNK * size_of::<T>());
-        let buf = scratch.ptr().cast::<T>();
+        let scratch = Scratch::take::<u8>(CHUNK * size_of::<T>());
+        let buf = scratch.ptr::<T>();
         let start = (tile.batch * self.m + tile.row) * self.n + tile.col;
         for c in (0..cols).step_by(CHUNK) {
             let width = CHUNK.min(cols - c);

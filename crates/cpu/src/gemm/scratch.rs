@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 
 const ALIGN: usize = 64;
 /// Buffers that one thread keeps.
-const KEPT: usize = 6;
+const KEPT: usize = 12;
 /// Larger buffers go back to the allocator at once.
 const KEPT_BYTES: usize = 64 << 20;
 

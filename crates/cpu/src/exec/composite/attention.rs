@@ -1,7 +1,7 @@
 //! Scaled dot-product attention and its gradients.
 use crate::attention::{self as kernel, Attention, Heads, HeadsMut};
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
-use crate::exec::scratch::Scratch;
+use crate::gemm::Scratch;
 use crate::simd;
 use bimetal_tensor::graph::AttentionSpec;
 use bimetal_tensor::{ErrorKind, Result};
@@ -107,7 +107,7 @@ impl Attend {
                 let dtype = self.x[i].dtype;
                 let bytes = self.q[0] * strides[0] * dtype.size();
                 HeadsMut {
-                    ptr: spare.insert(Scratch::new(bytes)).ptr(),
+                    ptr: spare.insert(Scratch::take::<u8>(bytes)).ptr(),
                     dtype,
                     strides,
                 }
@@ -167,7 +167,7 @@ impl Kernel for Attend {
                 let y = self.result(cx, 0, tq, s0);
                 let lse = match &self.y[1] {
                     Some(d) => cx.ptr(d.buf),
-                    None => s1.insert(Scratch::new(4 * batch * heads * tq)).ptr(),
+                    None => s1.insert(Scratch::take::<u8>(4 * batch * heads * tq)).ptr(),
                 };
                 kernel::attention(&spec, q, k, v, y, lse.cast());
             }

@@ -1,6 +1,6 @@
 //! Optimizer updates: one sweep over all parameters, in the order of operations of the decomposition, so that both give the same bits.
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
-use crate::exec::scratch::Scratch;
+use crate::gemm::Scratch;
 use crate::par;
 use crate::simd::isa::pick;
 use crate::simd::{self, UnaryOp};
@@ -269,14 +269,14 @@ impl Kernel for Update {
             for (p, range) in &self.tasks[t] {
                 let param = &self.params[*p];
                 let n = range.len();
-                let mut spare = Scratch::new(3 * BLOCK * 4);
+                let spare = Scratch::take::<u8>(3 * BLOCK * 4);
                 let mut state: [&mut [f32]; 3] = [&mut [], &mut [], &mut []];
                 for (i, (old, new)) in param.state.iter().enumerate() {
                     let old = cx.ptr(*old).cast::<f32>().wrapping_add(range.start);
                     let to = match new {
                         Some(b) => cx.ptr(*b).cast::<f32>().wrapping_add(range.start),
                         // Nobody asks for it.
-                        None => spare.ptr().cast::<f32>().wrapping_add(i * BLOCK),
+                        None => spare.ptr::<f32>().wrapping_add(i * BLOCK),
                     };
                     // SAFETY: the range lies in both buffers, which are equal or apart; ranges of tasks do not overlap.
                     unsafe {

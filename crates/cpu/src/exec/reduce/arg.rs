@@ -2,14 +2,15 @@
 use crate::exec::code::CHUNK;
 use crate::exec::convert;
 use crate::exec::cx::{Compile, Cx, Kernel};
-use crate::exec::scratch::Scratch;
 use crate::exec::view::{Block, View};
+use crate::gemm::Scratch;
 use crate::par;
 use crate::simd;
 use bimetal_tensor::graph::ArgOp;
 use bimetal_tensor::plan::{Access, BufId, register};
-use bimetal_tensor::{DType, ErrorKind, Result, Shape};
+use bimetal_tensor::{DType, ErrorKind, Result, Shape, Strides};
 use std::cmp::Ordering;
+use std::ops::Range;
 
 /// The first extreme element along the last axis; NaN is more extreme than any number.
 pub(crate) struct ArgReduce {
@@ -18,7 +19,12 @@ pub(crate) struct ArgReduce {
     op: ArgOp,
     rows: usize,
     len: usize,
+    /// Where the last kept axis is the contiguous one in memory: the operand over `[outer.., n, inner]`, and `inner`.
+    columns: Option<(View, usize)>,
 }
+
+/// Columns looked at together.
+const STRIP: usize = 128;
 
 impl ArgReduce {
     pub(crate) fn new(
@@ -36,13 +42,94 @@ impl ArgReduce {
             desc.dtype == DType::I32 && desc.numel >= rows,
             "the indices do not fit their buffer",
         )?;
+        let view = cx.view(input, domain)?;
+        let mut columns = None;
+        if last > 0
+            && input.strides[last] != 1
+            && input.strides[last - 1] == 1
+            && domain[last - 1] >= 8
+        {
+            let mut turned = input.clone();
+            let mut strides = input.strides.to_vec();
+            strides.swap(last - 1, last);
+            turned.strides = Strides::new(&strides);
+            let inner = domain[last - 1];
+            let shape = domain.with(last - 1, domain[last]).with(last, inner);
+            columns = Some((cx.view(&turned, &shape)?, inner));
+        }
         Ok(ArgReduce {
-            input: cx.view(input, domain)?,
+            input: view,
             output: output as usize,
             op,
             rows,
             len: domain[last],
+            columns,
         })
+    }
+
+    /// Whether `x` takes the place of `best`, which came before.
+    #[inline(always)]
+    fn better<T: PartialOrd>(&self, x: &T, best: &T) -> bool {
+        match x.partial_cmp(best) {
+            Some(Ordering::Greater) => self.op == ArgOp::Max,
+            Some(Ordering::Less) => self.op == ArgOp::Min,
+            Some(Ordering::Equal) => false,
+            // One is NaN: the first of them wins.
+            None => best.partial_cmp(best).is_some(),
+        }
+    }
+
+    /// A strip of columns, row by row.
+    fn strip<T: Copy + PartialOrd>(
+        &self,
+        view: &View,
+        inner: usize,
+        cx: &Cx<'_>,
+        outer: usize,
+        cols: Range<usize>,
+    ) {
+        let scratch = Scratch::take::<T>(STRIP);
+        let mut best: Vec<T> = Vec::with_capacity(cols.len());
+        let mut index = vec![0i32; cols.len()];
+        for row in 0..self.len {
+            let start = (outer * self.len + row) * inner + cols.start;
+            let b = Block::linear(start, cols.len());
+            // SAFETY: the block lies in the turned domain, and scratch has room for it.
+            let v = unsafe { view.load(cx.ptr(view.buf), &b, scratch.ptr()) };
+            // SAFETY: the register has a value of type `T` for each column, or one for all.
+            let value = |c: usize| unsafe { *v.ptr.cast::<T>().add(if v.splat { 0 } else { c }) };
+            if row == 0 {
+                best.extend((0..cols.len()).map(value));
+                continue;
+            }
+            for (c, (best, index)) in best.iter_mut().zip(&mut index).enumerate() {
+                let x = value(c);
+                if self.better(&x, best) {
+                    (*best, *index) = (x, row as i32);
+                }
+            }
+        }
+        let out = cx.ptr(self.output).cast::<i32>();
+        // SAFETY: each strip has its own results.
+        unsafe {
+            let out = out.add(outer * inner + cols.start);
+            std::ptr::copy_nonoverlapping(index.as_ptr(), out, index.len());
+        }
+    }
+
+    fn run_columns(&self, view: &View, inner: usize, cx: &Cx<'_>) {
+        let strips = par::pieces(inner, STRIP);
+        par::for_each(self.rows / inner * strips, |t| {
+            let (outer, cols) = (t / strips, par::piece(inner, STRIP, t % strips));
+            match register(self.input.dtype) {
+                DType::F32 => self.strip::<f32>(view, inner, cx, outer, cols),
+                DType::F64 => self.strip::<f64>(view, inner, cx, outer, cols),
+                DType::I32 => self.strip::<i32>(view, inner, cx, outer, cols),
+                DType::I64 => self.strip::<i64>(view, inner, cx, outer, cols),
+                DType::U32 => self.strip::<u32>(view, inner, cx, outer, cols),
+                _ => self.strip::<u8>(view, inner, cx, outer, cols),
+            }
+        });
     }
 
     fn row<T: Copy + PartialOrd>(&self, base: *mut u8, row: usize, scratch: *mut u8) -> i32 {
@@ -69,16 +156,7 @@ impl ArgReduce {
             for i in candidates {
                 // SAFETY: the register has `n` values of type `T`, or one.
                 let x = unsafe { *v.ptr.cast::<T>().add(if v.splat { 0 } else { i }) };
-                let better = match (best, self.op) {
-                    (None, _) => true,
-                    (Some(b), op) => match x.partial_cmp(&b) {
-                        Some(Ordering::Greater) => op == ArgOp::Max,
-                        Some(Ordering::Less) => op == ArgOp::Min,
-                        Some(Ordering::Equal) => false,
-                        // One is NaN: the first of them wins.
-                        None => b.partial_cmp(&b).is_some(),
-                    },
-                };
+                let better = best.is_none_or(|b| self.better(&x, &b));
                 if better {
                     best = Some(x);
                     index = at + i;
@@ -91,12 +169,16 @@ impl ArgReduce {
 
 impl Kernel for ArgReduce {
     fn run(&self, cx: &Cx<'_>) -> std::result::Result<(), ErrorKind> {
+        if let Some((view, inner)) = &self.columns {
+            self.run_columns(view, *inner, cx);
+            return Ok(());
+        }
         let per_task = (16 * 1024 / self.len.max(1)).max(1);
         let base = cx.ptr(self.input.buf);
         let shared = (base as usize, cx.ptr(self.output) as usize);
         par::for_each(par::pieces(self.rows, per_task), |t| {
             let (base, out) = (shared.0 as *mut u8, shared.1 as *mut i32);
-            let mut scratch = Scratch::new(CHUNK * convert::width(self.input.dtype));
+            let scratch = Scratch::take::<u8>(CHUNK * convert::width(self.input.dtype));
             for row in par::piece(self.rows, per_task, t) {
                 let s = scratch.ptr();
                 let index = match register(self.input.dtype) {

@@ -400,9 +400,10 @@ macro_rules! by_level {
                     // SAFETY: the caller's contract; the features are on.
                     unsafe { $body::<$crate::gemm::isa::Avx2 $($more)*>($($arg),*) }
                 }
-                // SAFETY: a level is used only where the processor has it.
                 match level {
+                    // SAFETY: a level is used only where the processor has it.
                     Level::Avx512 => return unsafe { avx512 $($call)* ($($arg),*) },
+                    // SAFETY: as above.
                     Level::Avx2 => return unsafe { avx2 $($call)* ($($arg),*) },
                     Level::Portable => {}
                 }

@@ -193,6 +193,7 @@ fn run(rng: &mut Rng, level: Level, spec: &Attention<'_>, dtype: DType) -> Run {
         inputs,
     };
     let [q, k, v, dy] = [0, 1, 2, 3].map(|i| out.inputs[i].read());
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe {
         forward::run(level, spec, [q, k, v], y.write(), out.lse.as_mut_ptr());
         let inputs = backward::Inputs {
@@ -293,6 +294,7 @@ fn large_scores_and_masked_keys_in_half_precision() {
     let v = tensor(&[1.0, 2.0, 3.0, 4.0, 6e4, 6e4, 5.0, 5.0]);
     let mut y = tensor(&[9.0; 4]);
     let mut lse = [0.0f32; 2];
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe {
         attention(
             &spec,
@@ -359,6 +361,7 @@ fn nan_reaches_the_result() {
     tensors[0].data = Data::new(DType::F32, &values);
     let mut lse = [0.0f32; 3];
     let [q, k, v, y] = &mut tensors;
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe {
         attention(
             &spec,
@@ -440,6 +443,7 @@ fn round_to_equals_a_cast_copy() {
     });
     let copied = copies.each_ref().map(Tensor::read);
     for (i, [q, k, v]) in [rounded, copied].into_iter().enumerate() {
+        // SAFETY: every view covers an array of this test that outlives the call.
         unsafe { attention(&spec, q, k, v, out[i].write(), lse[i].as_mut_ptr()) };
     }
     assert_eq!(out[0].data.bytes(), out[1].data.bytes());

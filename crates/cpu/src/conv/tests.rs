@@ -176,6 +176,7 @@ impl Pass {
     }
 
     unsafe fn call(self, level: Level, conv: &Conv2d, a: View4, b: View4, out: Output<'_>) {
+        // SAFETY: every view covers an array of this test that outlives the call.
         unsafe {
             match self {
                 Pass::Forward => conv2d_at(level, conv, a, b, out),
@@ -199,6 +200,7 @@ impl Pass {
         let (m, n) = self.matrix(conv);
         let mut out = Data::new(dtype, &vec![f64::NAN; len]);
         let dense = Output::Dense(Dense::new(out.ptr_mut(), dtype, m, n));
+        // SAFETY: every view covers an array of this test that outlives the call.
         unsafe { self.call(level, conv, a.view(), b.view(), dense) };
         out
     }
@@ -315,6 +317,7 @@ fn every_element_reaches_the_closure_once() {
                     assert!(seen[at].replace(t.data[i * t.ld + j]).is_none());
                 }
             };
+            // SAFETY: every view covers an array of this test that outlives the call.
             unsafe {
                 pass.call(
                     simd_level(),

@@ -105,6 +105,7 @@ fn reference(m: usize, n: usize, k: usize, a: &Matrix, b: &Matrix) -> Vec<(f64, 
 fn run(level: Level, m: usize, n: usize, k: usize, a: &Matrix, b: &Matrix, dtype: DType) -> Data {
     let mut out = Data::new(dtype, &vec![f64::NAN; a.offsets.len() * m * n]);
     let dense = Dense::new(out.ptr_mut(), dtype, m, n);
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe {
         gemm_at(
             level,
@@ -280,6 +281,7 @@ fn every_element_reaches_the_closure_once() {
                 assert!(seen[at].replace(t.data[i * t.ld + j]).is_none());
             }
         };
+        // SAFETY: every view covers an array of this test that outlives the call.
         unsafe { gemm(m, n, k, a.operand(), b.operand(), Output::Tiles(&take)) };
         for (i, got) in seen.into_inner().unwrap().into_iter().enumerate() {
             assert_eq!(got.map(f64::from), Some(want.get(i)));
@@ -305,6 +307,7 @@ fn gaps_of_a_strided_output_stay_untouched() {
                 row_stride,
                 batch_stride,
             };
+            // SAFETY: every view covers an array of this test that outlives the call.
             unsafe {
                 gemm_at(
                     level,

@@ -70,6 +70,7 @@ fn maxima_their_indices_and_gradients() {
             let dy: Vec<f64> = (0..at.len()).map(|_| rng.below(9) as f64 - 4.0).collect();
             let dy = Data::new(dtype, &dy);
             let mut dx = Data::new(dtype, &vec![7.0; pool.planes * big]);
+            // SAFETY: every view covers an array of this test that outlives the call.
             unsafe {
                 max_at(level, &pool, dtype, x.ptr(), y.ptr_mut(), at.as_mut_ptr());
                 max_grad_at(level, &pool, dtype, at.as_ptr(), dy.ptr(), dx.ptr_mut());
@@ -112,6 +113,7 @@ fn either_result_of_a_maximum_may_be_left_out() {
     let mut both = (Data::new(DType::F16, &[0.0; 12]), [0i32; 12]);
     let mut alone = (Data::new(DType::F16, &[0.0; 12]), [0i32; 12]);
     let none = std::ptr::null_mut();
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe {
         max_pool2d(
             &pool,
@@ -149,6 +151,7 @@ fn means_and_their_gradients() {
             let (x, dy) = (draw(pool.planes * big), draw(pool.planes * small));
             let mut y = Data::new(dtype, &vec![7.0; pool.planes * small]);
             let mut dx = Data::new(dtype, &vec![7.0; pool.planes * big]);
+            // SAFETY: every view covers an array of this test that outlives the call.
             unsafe {
                 avg_at(level, &pool, dtype, x.ptr(), y.ptr_mut());
                 avg_grad_at(level, &pool, dtype, dy.ptr(), dx.ptr_mut());
@@ -197,6 +200,7 @@ fn a_mean_does_not_overflow_in_half_precision() {
     };
     let x = Data::new(DType::F16, &vec![3.0; 40_000]);
     let mut y = Data::new(DType::F16, &[0.0]);
+    // SAFETY: every view covers an array of this test that outlives the call.
     unsafe { avg_pool2d(&pool, DType::F16, x.ptr(), y.ptr_mut()) };
     assert_eq!(y.get(0), 3.0);
 }
@@ -219,6 +223,7 @@ fn same_bits_for_any_number_of_threads() {
         on_threads(threads, || {
             let mut y = Data::new(DType::F32, &vec![0.0; 50 * small]);
             let mut dx = Data::new(DType::F32, &vec![0.0; 50 * big]);
+            // SAFETY: every view covers an array of this test that outlives the call.
             unsafe {
                 avg_pool2d(&pool, DType::F32, x.ptr(), y.ptr_mut());
                 avg_pool2d_grad(&pool, DType::F32, y.ptr(), dx.ptr_mut());

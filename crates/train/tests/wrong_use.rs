@@ -35,7 +35,7 @@ fn accuracy_does_not_broadcast_its_targets() {
     run(plain).unwrap();
     let text = run(|l, y| Output::new(cross_entropy(&l, y)).accuracy(&l, &y.unsqueeze(1)));
     let text = text.unwrap_err();
-    for part in ["accuracy", "[8, 3]", "[8, 1]", "mistakes.rs"] {
+    for part in ["accuracy", "[8, 3]", "[8, 1]", "wrong_use.rs"] {
         assert!(text.contains(part), "{text}");
     }
 }
@@ -52,7 +52,7 @@ fn names_of_metrics_are_used_once() {
         };
         let text = text.unwrap_err();
         assert!(text.contains(&format!("`{name}` is taken")), "{text}");
-        assert!(text.contains("mistakes.rs"), "{text}");
+        assert!(text.contains("wrong_use.rs"), "{text}");
     }
 }
 
@@ -60,12 +60,12 @@ fn names_of_metrics_are_used_once() {
 fn a_loss_of_another_shape_names_the_line_that_built_it() {
     let text = run(|l, _| Output::new(l.sum(&[0], false))).unwrap_err();
     assert!(text.contains("8 rows") && text.contains("[3]"), "{text}");
-    assert!(text.contains("mistakes.rs"), "{text}");
+    assert!(text.contains("wrong_use.rs"), "{text}");
 }
 
 #[test]
 fn a_loss_without_parameters_names_the_line_that_built_it() {
     let text = run(|_, y| Output::new(y.cast(bimetal_tensor::DType::F32).mean_all())).unwrap_err();
     assert!(text.contains("none of the parameters"), "{text}");
-    assert!(text.contains("mistakes.rs"), "{text}");
+    assert!(text.contains("wrong_use.rs"), "{text}");
 }

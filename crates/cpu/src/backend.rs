@@ -1,7 +1,7 @@
 //! The device: threads, memory, and compiling plans.
 use crate::alloc::{Allocator, Block, Use};
 use crate::exec;
-use crate::simd::{SimdLevel, simd_level};
+use bimetal_kernels::simd::{SimdLevel, simd_level};
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::plan::{MAX_BUFFERS, MAX_INSTRUCTIONS, Meta, Plan};
 use bimetal_tensor::{
@@ -135,7 +135,7 @@ impl Shared {
     pub(crate) fn install<R: Send>(&self, serial: bool, f: impl FnOnce() -> R + Send) -> R {
         match &self.pool {
             Some(pool) if !serial => pool.install(f),
-            _ => crate::par::serial(f),
+            _ => bimetal_kernels::par::serial(f),
         }
     }
 }

@@ -14,24 +14,8 @@
 //! ```
 #![allow(unsafe_code)]
 mod alloc;
-#[allow(dead_code)]
-mod attention;
 mod backend;
-#[allow(dead_code)]
-mod conv;
 mod exec;
-#[allow(dead_code)]
-mod gemm;
-mod par;
-#[allow(dead_code)]
-mod pool;
-#[allow(dead_code)]
-mod rows;
-#[allow(dead_code)]
-mod simd;
-#[cfg(test)]
-#[allow(dead_code)]
-mod testutil;
 
 pub use backend::{CpuBackend, cpu};
-pub use simd::{SimdLevel, simd_level};
+pub use bimetal_kernels::simd::{SimdLevel, simd_level};

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 use crate::{ErrorKind, Result};
 

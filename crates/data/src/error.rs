@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 /// Result of this crate's operations.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -5,7 +5,7 @@
 //! (seed, `e`), so the position in the data is two numbers (a [`Cursor`]) and a resumed run sees exactly
 //! the batches the uninterrupted one would have seen. Prefetching never changes the data.
 //!
-//! The crate knows of bimetal's other crates only the element types ([`DType`](bimetal_tensor::DType)).
+//! The crate knows of bimetal's other crates only the element types ([`DType`](bimetal_dtype::DType)).
 //!
 //! ```
 //! use bimetal_data::{Array, InMemory, Loader, Source};

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 use crate::{Array, Error, ErrorKind, InMemory, Result, read_idx};
 

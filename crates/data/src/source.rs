@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 use crate::adapt::{Concat, Map, Part};
 use crate::{Array, ErrorKind, Result};

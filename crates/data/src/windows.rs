@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 use crate::permute::keyed;
 use crate::{Array, ErrorKind, Field, Result, Source};

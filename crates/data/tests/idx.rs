@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bimetal_data::{Array, ErrorKind, Source, Split, mnist, read_idx, write_idx};
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 /// A folder of its own for a test, empty at the start.
 fn folder(test: &str) -> PathBuf {

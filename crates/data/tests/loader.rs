@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bimetal_data::{
     Array, Batch, Cursor, Error, ErrorKind, Field, InMemory, Loader, RandomWindows, Result, Source,
 };
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 /// `n` samples: x = [i, 10 i] as f32, y = i.
 fn numbers(n: usize) -> InMemory {

@@ -1,7 +1,7 @@
 //! In-memory data sets and their adapters.
 
 use bimetal_data::{Array, Dataset, ErrorKind, Field, InMemory, Source};
-use bimetal_tensor::DType;
+use bimetal_dtype::DType;
 
 fn range(from: i32, to: i32) -> InMemory {
     let values: Vec<i32> = (from..to).collect();

@@ -25,7 +25,6 @@
 mod backend;
 mod decompose;
 mod device;
-mod dtype;
 mod error;
 mod eval;
 pub mod graph;
@@ -40,11 +39,11 @@ mod tensor;
 pub use backend::{
     Backend, Bindings, Buffer, DeviceInfo, ExecError, Executable, MemoryReport, Support,
 };
-pub use device::Device;
-pub use dtype::{
+pub use bimetal_dtype::{
     CastMode, DType, DTypeError, Element, F8E4M3, F8E5M2, cast_slice, round_f32, round_f32_slice,
     round_f64,
 };
+pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use eval::{commit, eval};
 pub use label::{Label, PathGuard};

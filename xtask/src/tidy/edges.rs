@@ -7,8 +7,10 @@ use crate::workspace::Package;
 ///
 /// Tests, examples and benches may use any crate but the facade's users.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("bimetal-tensor", &[]),
-    ("bimetal-cpu", &["bimetal-tensor"]),
+    ("bimetal-dtype", &[]),
+    ("bimetal-kernels", &["bimetal-dtype"]),
+    ("bimetal-tensor", &["bimetal-dtype"]),
+    ("bimetal-cpu", &["bimetal-tensor", "bimetal-kernels"]),
     ("bimetal-cubecl", &["bimetal-tensor"]),
     ("bimetal-cuda", &["bimetal-tensor", "bimetal-cubecl"]),
     ("bimetal-wgpu", &["bimetal-tensor", "bimetal-cubecl"]),
@@ -27,7 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "bimetal-layers",
         ],
     ),
-    ("bimetal-data", &["bimetal-tensor"]),
+    ("bimetal-data", &["bimetal-dtype"]),
     (
         "bimetal-distributed",
         &["bimetal-tensor", "bimetal-precision", "bimetal-optim"],

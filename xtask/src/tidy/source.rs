@@ -14,6 +14,7 @@ const EXAMPLE_LINES: usize = 340;
 /// The crates that may contain unsafe code; it is denied by a lint everywhere else.
 const UNSAFE_CRATES: &[&str] = &[
     "crates/cpu/",
+    "crates/kernels/",
     "crates/cubecl/",
     "crates/cuda/",
     "crates/distributed/",

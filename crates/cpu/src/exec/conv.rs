@@ -2,7 +2,7 @@
 use super::code::Code;
 use super::cx::{Compile, Cx, Kernel, Operand};
 use super::tile::Results;
-use crate::{conv, gemm, pool};
+use bimetal_kernels::{conv, gemm, pool};
 use bimetal_tensor::graph::{Conv2d, Pool2d};
 use bimetal_tensor::plan::{Dense, Fused};
 use bimetal_tensor::{DType, ErrorKind, Result, Shape};

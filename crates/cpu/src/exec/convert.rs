@@ -1,8 +1,8 @@
 //! Elements between memory and registers.
 use super::view::Arg;
-use crate::gemm::Scratch;
-use crate::gemm::{Isa, Real, by_level};
-use crate::simd::{self, simd_level};
+use bimetal_kernels::gemm::Scratch;
+use bimetal_kernels::gemm::{Isa, Real, by_level};
+use bimetal_kernels::simd::{self, simd_level};
 use bimetal_tensor::plan::register;
 use bimetal_tensor::{DType, F8E4M3, F8E5M2, round_f64};
 use half::{bf16, f16};

@@ -3,7 +3,7 @@ use super::code::{CHUNK, Code};
 use super::cx::Cx;
 use super::ops::{self, Stream};
 use super::view::{Arg, Block};
-use crate::gemm::Scratch;
+use bimetal_kernels::gemm::Scratch;
 use bimetal_tensor::plan::{Instr, MAX_INSTRUCTIONS, Number, Reg};
 
 /// A worker's registers for one code.

@@ -1,6 +1,6 @@
 //! Kernels that need no arithmetic of their own.
 use super::cx::{Compile, Cx, Kernel, Operand};
-use crate::par;
+use bimetal_kernels::par;
 use bimetal_tensor::graph::{CustomHandle, HostView, HostViewMut};
 use bimetal_tensor::plan::{BufId, Dense};
 use bimetal_tensor::{ErrorKind, Result};

@@ -3,7 +3,7 @@ use super::code::{CHUNK, Code};
 use super::cx::{Compile, Cx, Kernel};
 use super::frame::Frame;
 use super::view::{Arg, Block};
-use crate::par;
+use bimetal_kernels::par;
 use bimetal_tensor::plan::{Access, Fused};
 use bimetal_tensor::{ErrorKind, Result, Shape};
 

@@ -1,8 +1,8 @@
 //! Instructions of programs on whole registers: the vector instruction set, and what an operand that is one number saves.
 use super::view::Arg;
-use crate::gemm::Scratch;
-use crate::simd::isa::{map, map2, pick};
-use crate::simd::{self, BinaryOp, CmpOp, LogicOp, UnaryOp};
+use bimetal_kernels::gemm::Scratch;
+use bimetal_kernels::simd::isa::{map, map2, pick};
+use bimetal_kernels::simd::{self, BinaryOp, CmpOp, LogicOp, UnaryOp};
 use bimetal_tensor::graph::{Binary, Distribution, Unary};
 use bimetal_tensor::{CastMode, DType, round_f64};
 

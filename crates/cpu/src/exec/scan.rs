@@ -3,7 +3,7 @@ use super::convert;
 use super::cx::{Compile, Cx, Kernel, Operand};
 use super::reduce::fold::{Fold, by_type};
 use super::view::Arg;
-use crate::par;
+use bimetal_kernels::par;
 use bimetal_tensor::plan::{Dense, register};
 use bimetal_tensor::{DType, ErrorKind, Result};
 use std::cmp::Ordering;

@@ -327,7 +327,7 @@ fn generated_values_depend_on_the_index_alone() {
     let (rows, scaled) = (r.read::<i32>(&out[0], m * n), r.read::<f32>(&out[1], m * n));
     let (bits, root) = (r.read::<u32>(&out[2], m * n), r.read::<f32>(&out[3], m * n));
     let mut want = vec![0u32; m * n];
-    crate::simd::philox_fill_u32([0, 2], [0, 0], 0, &mut want);
+    bimetal_kernels::simd::philox_fill_u32([0, 2], [0, 0], 0, &mut want);
     for i in 0..m {
         for j in 0..n {
             assert_eq!(rows[i * n + j], i as i32);

@@ -3,8 +3,8 @@ use super::code::{CHUNK, Code};
 use super::cx::Cx;
 use super::frame::Frame;
 use super::view::{Arg, Block};
-use crate::gemm;
-use crate::gemm::Scratch;
+use bimetal_kernels::gemm;
+use bimetal_kernels::gemm::Scratch;
 
 /// Elements of a row that are worth a block of their own.
 const LONG: usize = 128;

@@ -1,8 +1,8 @@
 //! Scaled dot-product attention and its gradients.
-use crate::attention::{self as kernel, Attention, Heads, HeadsMut};
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
-use crate::gemm::Scratch;
-use crate::simd;
+use bimetal_kernels::attention::{self as kernel, Attention, Heads, HeadsMut};
+use bimetal_kernels::gemm::Scratch;
+use bimetal_kernels::simd;
 use bimetal_tensor::graph::AttentionSpec;
 use bimetal_tensor::{ErrorKind, Result};
 

@@ -1,9 +1,9 @@
 //! Optimizer updates: one sweep over all parameters, in the order of operations of the decomposition, so that both give the same bits.
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
-use crate::gemm::Scratch;
-use crate::par;
-use crate::simd::isa::pick;
-use crate::simd::{self, UnaryOp};
+use bimetal_kernels::gemm::Scratch;
+use bimetal_kernels::par;
+use bimetal_kernels::simd::isa::pick;
+use bimetal_kernels::simd::{self, UnaryOp};
 use bimetal_tensor::graph::OptimRule;
 use bimetal_tensor::{DType, ErrorKind, Result};
 use std::ops::Range;

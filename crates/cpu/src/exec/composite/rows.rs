@@ -1,7 +1,7 @@
 //! Composites over the last axis: softmax, layer normalisation, cross-entropy.
 use crate::exec::convert;
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
-use crate::rows::{self, CrossEntropy, NormGrad, Rows, RowsMut, Targets};
+use bimetal_kernels::rows::{self, CrossEntropy, NormGrad, Rows, RowsMut, Targets};
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::{DType, ErrorKind, Result};
 

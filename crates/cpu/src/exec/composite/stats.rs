@@ -2,9 +2,9 @@
 use crate::exec::convert;
 use crate::exec::cx::{Compile, Cx, Kernel, Operand};
 use crate::exec::reduce::fold;
-use crate::par;
-use crate::simd;
-use crate::simd::isa::pick;
+use bimetal_kernels::par;
+use bimetal_kernels::simd;
+use bimetal_kernels::simd::isa::pick;
 use bimetal_tensor::graph::ReduceOp;
 use bimetal_tensor::{DType, ErrorKind, Result};
 use std::sync::Mutex;

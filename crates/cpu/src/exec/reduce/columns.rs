@@ -6,7 +6,7 @@ use crate::exec::code::CHUNK;
 use crate::exec::cx::Cx;
 use crate::exec::frame::Frame;
 use crate::exec::view::{Arg, Block};
-use crate::par;
+use bimetal_kernels::par;
 use bimetal_tensor::Shape;
 use bimetal_tensor::plan::{Fused, Instr};
 

@@ -1,7 +1,7 @@
 //! How values combine: typed loops in a fixed order.
 use crate::exec::view::Arg;
-use crate::simd::isa::pick;
-use crate::simd::simd_level;
+use bimetal_kernels::simd::isa::pick;
+use bimetal_kernels::simd::simd_level;
 use bimetal_tensor::DType;
 use bimetal_tensor::graph::ReduceOp;
 

@@ -9,7 +9,7 @@ use super::code::{CHUNK, Code};
 use super::cx::{Compile, Cx, Kernel};
 use super::frame::Frame;
 use super::view::{Arg, Block};
-use crate::par;
+use bimetal_kernels::par;
 use bimetal_tensor::graph::ReduceOp;
 use bimetal_tensor::plan::{Fused, Instr, register};
 use bimetal_tensor::{DType, ErrorKind, Result, Shape, Strides};

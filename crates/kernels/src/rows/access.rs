@@ -1,0 +1,141 @@
+//! Rows of any float dtype, seen as f32, and how they are shared between threads.
+use crate::simd::{Load, Store, load_f32, store_f32};
+use bimetal_dtype::DType;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// A matrix `[rows, cols]` to read.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    cols: usize,
+    load: Load<f32>,
+}
+
+/// A matrix `[rows, cols]` to write.
+pub struct RowsMut<'a> {
+    dtype: DType,
+    bytes: &'a mut [u8],
+    cols: usize,
+    store: Store<f32>,
+}
+
+/// Whether the kernels take `dtype` and `bytes` is a whole number of rows.
+fn fits(dtype: DType, bytes: usize, cols: usize) -> bool {
+    dtype.is_float() && dtype != DType::F64 && cols > 0 && bytes.is_multiple_of(cols * dtype.size())
+}
+
+impl<'a> Rows<'a> {
+    /// `None` if the dtype is no float up to f32, `cols` is 0 or `bytes` are not whole rows.
+    pub fn new(dtype: DType, bytes: &'a [u8], cols: usize) -> Option<Self> {
+        let load = load_f32(dtype)?;
+        fits(dtype, bytes.len(), cols).then_some(Rows {
+            dtype,
+            bytes,
+            cols,
+            load,
+        })
+    }
+
+    /// The length of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        self.bytes.len() / (self.cols * self.dtype.size())
+    }
+
+    /// Columns `part` of row `row`: in place for aligned f32, else through `scratch`, which is as long.
+    #[inline]
+    pub fn part<'s>(&self, row: usize, part: Range<usize>, scratch: &'s mut [f32]) -> &'s [f32]
+    where
+        'a: 's,
+    {
+        let size = self.dtype.size();
+        let at = row * self.cols;
+        let len = part.len();
+        let bytes = &self.bytes[(at + part.start) * size..(at + part.end) * size];
+        if self.dtype == DType::F32
+            && let Ok(values) = bytemuck::try_cast_slice::<u8, f32>(bytes)
+        {
+            return values;
+        }
+        (self.load)(&mut scratch[..len], bytes);
+        &scratch[..len]
+    }
+
+    /// The whole row.
+    #[inline]
+    pub fn row<'s>(&self, row: usize, scratch: &'s mut [f32]) -> &'s [f32]
+    where
+        'a: 's,
+    {
+        self.part(row, 0..self.cols, scratch)
+    }
+}
+
+impl<'a> RowsMut<'a> {
+    /// `None` as for [`Rows::new`].
+    pub fn new(dtype: DType, bytes: &'a mut [u8], cols: usize) -> Option<Self> {
+        let store = store_f32(dtype)?;
+        fits(dtype, bytes.len(), cols).then_some(RowsMut {
+            dtype,
+            bytes,
+            cols,
+            store,
+        })
+    }
+
+    /// The number of rows.
+    pub fn count(&self) -> usize {
+        self.bytes.len() / (self.cols * self.dtype.size())
+    }
+
+    /// Consecutive blocks of `rows` rows, for threads.
+    pub fn blocks(&mut self, rows: usize) -> impl IndexedParallelIterator<Item = RowsMut<'_>> {
+        let (dtype, cols, store) = (self.dtype, self.cols, self.store);
+        self.bytes
+            .par_chunks_mut((rows * cols * dtype.size()).max(1))
+            .map(move |bytes| RowsMut {
+                dtype,
+                bytes,
+                cols,
+                store,
+            })
+    }
+
+    /// Lets `f` write columns `part` of row `row`: in place for aligned f32, else through `scratch`.
+    #[inline]
+    pub fn write(
+        &mut self,
+        row: usize,
+        part: Range<usize>,
+        scratch: &mut [f32],
+        f: impl FnOnce(&mut [f32]),
+    ) {
+        let size = self.dtype.size();
+        let at = row * self.cols;
+        let len = part.len();
+        let bytes = &mut self.bytes[(at + part.start) * size..(at + part.end) * size];
+        if self.dtype == DType::F32
+            && let Ok(values) = bytemuck::try_cast_slice_mut::<u8, f32>(bytes)
+        {
+            return f(values);
+        }
+        f(&mut scratch[..len]);
+        (self.store)(bytes, &scratch[..len]);
+    }
+}
+
+/// Rows per block for kernels whose rows do not meet: enough work to be worth a thread's while.
+pub fn block_rows(cols: usize) -> usize {
+    (32_768 / cols.max(1)).max(1)
+}
+
+/// Runs `f` on every block with its number, on the threads of the current pool if there are several.
+pub fn for_blocks<I: IndexedParallelIterator>(blocks: I, f: impl Fn(usize, I::Item) + Sync + Send) {
+    crate::par::items(blocks, f);
+}

@@ -1,0 +1,166 @@
+//! The counter-based generator Philox4x32-10.
+//!
+//! Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Element i of
+//! a stream is word `i % 4` of the block whose 128-bit counter, least word first, is
+//! `[lo(i / 4), hi(i / 4), ctr_hi[0], ctr_hi[1]]`: it depends on nothing but the key, `ctr_hi` and i.
+use super::isa::pick;
+
+const M0: u32 = 0xd251_1f53;
+const M1: u32 = 0xcd9e_8d57;
+/// The golden ratio and sqrt 3 - 1, which bump the key from round to round.
+const W0: u32 = 0x9e37_79b9;
+const W1: u32 = 0xbb67_ae85;
+
+/// Blocks computed side by side.
+const LANES: usize = 16;
+
+/// `LANES` consecutive blocks from block number `first`.
+///
+/// Words live in 64-bit lanes, where a widening multiplication is one instruction; their upper halves hold
+/// rubbish that no multiplication reads and the last line drops.
+// Lanes of several arrays at once: indices say it best.
+#[allow(clippy::needless_range_loop)]
+#[inline(always)]
+fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> [[u32; 4]; LANES] {
+    const LOW: u64 = 0xffff_ffff;
+    let mut c = [[0u64; LANES]; 4];
+    for i in 0..LANES {
+        let n = first.wrapping_add(i as u64);
+        c[0][i] = n;
+        c[1][i] = n >> 32;
+        c[2][i] = ctr_hi[0] as u64;
+        c[3][i] = ctr_hi[1] as u64;
+    }
+    let [mut k0, mut k1] = key;
+    for _ in 0..10 {
+        for i in 0..LANES {
+            let p0 = M0 as u64 * (c[0][i] & LOW);
+            let p1 = M1 as u64 * (c[2][i] & LOW);
+            c[0][i] = (p1 >> 32) ^ c[1][i] ^ k0 as u64;
+            c[1][i] = p1;
+            c[2][i] = (p0 >> 32) ^ c[3][i] ^ k1 as u64;
+            c[3][i] = p0;
+        }
+        k0 = k0.wrapping_add(W0);
+        k1 = k1.wrapping_add(W1);
+    }
+    std::array::from_fn(|i| {
+        [
+            c[0][i] as u32,
+            c[1][i] as u32,
+            c[2][i] as u32,
+            c[3][i] as u32,
+        ]
+    })
+}
+
+/// Elements of one group of blocks.
+const GROUP: usize = 4 * LANES;
+
+#[inline(always)]
+fn fill(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
+    let block = first_element / 4;
+    let skip = (first_element % 4) as usize;
+    // The first group may begin, the last one end within a block; those between are written in place.
+    let head = if skip == 0 {
+        0
+    } else {
+        out.len().min(GROUP - skip)
+    };
+    let (head, rest) = out.split_at_mut(head);
+    if !head.is_empty() {
+        let words = blocks(key, ctr_hi, block);
+        head.copy_from_slice(&words.as_flattened()[skip..skip + head.len()]);
+    }
+    let mut block = if head.is_empty() {
+        block
+    } else {
+        block.wrapping_add(LANES as u64)
+    };
+    let (groups, tail) = rest.as_chunks_mut::<GROUP>();
+    for group in groups {
+        group.copy_from_slice(blocks(key, ctr_hi, block).as_flattened());
+        block = block.wrapping_add(LANES as u64);
+    }
+    if !tail.is_empty() {
+        let words = blocks(key, ctr_hi, block);
+        tail.copy_from_slice(&words.as_flattened()[..tail.len()]);
+    }
+}
+
+/// Elements `first_element..first_element + out.len()` of the stream of `key` and `ctr_hi`.
+pub fn philox_fill_u32(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
+    philox_at(super::simd_level())(key, ctr_hi, first_element, out)
+}
+
+type Fill = fn([u32; 2], [u32; 2], u64, &mut [u32]);
+
+pub fn philox_at(level: super::SimdLevel) -> Fill {
+    pick!(level, fn(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
+        fill(key, ctr_hi, first_element, out)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SimdLevel;
+    use super::*;
+
+    /// The known-answer vectors of Random123 for philox4x32-10: counter, key, result.
+    const KNOWN: [([u32; 4], [u32; 2], [u32; 4]); 3] = [
+        (
+            [0; 4],
+            [0; 2],
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8],
+        ),
+        (
+            [!0; 4],
+            [!0; 2],
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd],
+        ),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+
+    #[test]
+    fn known_answers() {
+        for &level in SimdLevel::available() {
+            for (ctr, key, want) in KNOWN {
+                let block = ctr[0] as u64 | (ctr[1] as u64) << 32;
+                // Block numbers above 2^62 lie beyond the elements a stream can address.
+                assert_eq!(blocks(key, [ctr[2], ctr[3]], block)[0], want);
+                if block < 1 << 62 {
+                    let mut out = [0; 4];
+                    philox_at(level)(key, [ctr[2], ctr[3]], block * 4, &mut out);
+                    assert_eq!(out, want, "{level}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_element_does_not_depend_on_the_range_it_is_drawn_in() {
+        let (key, hi) = ([1, 2], [3, 4]);
+        let start = (1u64 << 34) - 70;
+        let mut all = vec![0; 500];
+        philox_at(SimdLevel::Portable)(key, hi, start, &mut all);
+        for &level in SimdLevel::available() {
+            for (from, len) in [
+                (0, 500),
+                (1, 3),
+                (2, 1),
+                (3, 130),
+                (65, 64),
+                (70, 0),
+                (71, 429),
+            ] {
+                let mut part = vec![0; len];
+                philox_at(level)(key, hi, start + from as u64, &mut part);
+                assert_eq!(part, all[from..from + len], "{level} {from} {len}");
+            }
+        }
+    }
+}

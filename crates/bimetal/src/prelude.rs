@@ -11,7 +11,7 @@ pub use bimetal_layers::{
     ParamStore, Scope, Sequential, cross_entropy, cross_entropy_with, mse,
 };
 pub use bimetal_optim::{
-    Accumulator, Adam, AdamW, Cosine, Optimizer, ParamGroup, Schedule, Sgd, StepHandle,
+    Accumulator, Adam, AdamW, Cosine, Ema, Optimizer, ParamGroup, Schedule, Sgd, StepHandle,
     warmup_cosine,
 };
 pub use bimetal_precision::{

@@ -1,7 +1,7 @@
 //! The transaction of a step, shared by all optimizers.
 use crate::group::{Settings, decay, settings};
 use crate::schedule::rate;
-use crate::{Notice, ParamGroup, Schedule, StepHandle};
+use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle};
 use bimetal_layers::Ctx;
 use bimetal_precision::{Grads, Unscaled};
 use bimetal_tensor::graph::{Attr, Composite, OptimRule};
@@ -19,6 +19,8 @@ pub(crate) struct Engine {
     pub weight_decay: f64,
     pub matrices_only: bool,
     pub groups: Vec<ParamGroup>,
+    pub ema: Option<Ema>,
+    averages: Option<Averages>,
     schedule: Box<dyn Schedule>,
     /// The rate, if the host may change it.
     lr: Option<Slot>,
@@ -51,6 +53,8 @@ impl Engine {
             weight_decay: 0.0,
             matrices_only: false,
             groups: Vec::new(),
+            ema: None,
+            averages: None,
             schedule: Box::new(schedule),
             lr: None,
             managed: Vec::new(),
@@ -130,6 +134,9 @@ impl Engine {
                 first.device(),
             )?);
         }
+        if let (None, Some(ema)) = (&self.averages, self.ema) {
+            self.averages = Some(Averages::new(ema, first.device())?);
+        }
         for p in params {
             if !self.by_slot.contains_key(&p.id()) {
                 self.manage(p)?;
@@ -164,15 +171,42 @@ impl Engine {
                 p.device(),
             )?);
         }
+        if let Some(averages) = &mut self.averages {
+            averages.add(p)?;
+        }
         self.by_slot.insert(p.id(), self.managed.len());
         self.managed.push(Managed { bundle, moments });
         Ok(())
     }
 
-    /// What a checkpoint saves: the learning rate if the host may change it, then the moments in the order of the parameters.
+    /// What a checkpoint saves: the learning rate if the host may change it, then the moments in the order of the parameters, then the averages.
     pub fn state(&self) -> Vec<Slot> {
         let moments = self.managed.iter().flat_map(|m| m.moments.iter());
-        self.lr.iter().chain(moments).cloned().collect()
+        let averages = self.averages.iter().flat_map(Averages::state);
+        let all = self.lr.iter().chain(moments).chain(averages);
+        all.cloned().collect()
+    }
+
+    /// Keeps averages from the first step on.
+    pub fn set_ema(&mut self, ema: Ema) -> Result<()> {
+        if self.ema != Some(ema) && !self.managed.is_empty() {
+            return Err(Error::argument(
+                "ema",
+                "the optimizer has been used already; make it with `.ema(..)`",
+            ));
+        }
+        self.ema = Some(ema);
+        Ok(())
+    }
+
+    pub fn averages(&self) -> Result<&Averages> {
+        self.averages.as_ref().ok_or_else(|| {
+            let detail = match self.ema {
+                Some(_) => "there are no averages before training has begun",
+                None => "the optimizer keeps no averages; make it with `.ema(0.999)`",
+            };
+            Error::argument("ema", detail)
+        })
     }
 
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
@@ -215,6 +249,9 @@ impl Engine {
             .logical_and(lr.is_finite())
             .logical_and(lr.ge(0.0));
         let mut writes = self.update(grads, &apply, &lr, &(&applied + 1).cast(DType::F32))?;
+        if let Some(averages) = &self.averages {
+            writes.extend(averages.update(&apply, &writes)?);
+        }
         for (slot, new) in cx.into_updates() {
             let new = apply.select(new, slot.read());
             writes.push((slot, new));
@@ -329,7 +366,7 @@ impl Engine {
 }
 
 /// The dtype moments are kept and weights are updated in.
-fn master(d: DType) -> DType {
+pub(crate) fn master(d: DType) -> DType {
     match d {
         DType::F64 => d,
         _ => DType::F32,

@@ -2,7 +2,7 @@
 //!
 //! [`Sgd`], [`Adam`] and [`AdamW`] update f32 masters in one kernel per parameter group, with the loss scale, clipping and the check for finite gradients inside.
 //! A [`Schedule`] gives the learning rate as a function of the applied steps, on the device. [`Optimizer::step`] is a transaction that does not wait for the host; its
-//! [`StepHandle`] reads the outcome when asked.
+//! [`StepHandle`] reads the outcome when asked. An [`Ema`] keeps averages of the weights in the same step.
 //!
 //! ```
 //! use bimetal_layers::{Layer, Linear, ParamStore, mse};
@@ -36,6 +36,7 @@
 //! ```
 mod accumulate;
 mod adam;
+mod ema;
 mod engine;
 mod group;
 mod handle;
@@ -45,6 +46,7 @@ mod sgd;
 
 pub use accumulate::Accumulator;
 pub use adam::{Adam, AdamW};
+pub use ema::{Averages, Ema};
 pub use group::ParamGroup;
 pub use handle::{Notice, StepHandle};
 pub use optimizer::Optimizer;

@@ -1,10 +1,10 @@
 //! What a training loop wants of an optimizer.
-use crate::StepHandle;
+use crate::{Averages, Ema, StepHandle};
 use bimetal_layers::Ctx;
 use bimetal_precision::{Grads, Unscaled};
-use bimetal_tensor::{Result, Slot, Tensor};
+use bimetal_tensor::{Error, Result, Slot, Tensor};
 
-/// Updates parameters by their gradients. A step is a transaction: weights, moments, statistics of layers, the counter of applied steps (on which schedule and bias
+/// Updates parameters by their gradients. A step is a transaction: weights, moments, averages, statistics of layers, the counter of applied steps (on which schedule and bias
 /// correction depend) and the loss scale advance together; a step with a gradient that is not finite changes the loss scale and nothing else.
 ///
 /// ```no_run
@@ -61,7 +61,19 @@ pub trait Optimizer: Send {
         self.step_with(cx, grads, &[])
     }
 
-    /// What a checkpoint saves, in a fixed order: slots named `optim/lr` (if the rate is a number) and `optim/<parameter>/<moment>`.
+    /// Keeps averages of the weights from the first step on; an error once the optimizer has been used, or if it cannot.
+    fn set_ema(&mut self, ema: Ema) -> Result<()> {
+        let _ = ema;
+        Err(Error::argument("ema", "this optimizer keeps no averages"))
+    }
+
+    /// The averages of the weights; an error unless the optimizer was made with `.ema(..)` and has its state.
+    fn averages(&self) -> Result<&Averages> {
+        Err(Error::argument("ema", "this optimizer keeps no averages"))
+    }
+
+    /// What a checkpoint saves, in a fixed order: slots named `optim/lr` (if the rate is a number), `optim/<parameter>/<moment>`, and, of averages,
+    /// `optim/ema_updates` and `optim/<parameter>/ema`.
     fn state(&self) -> Vec<Slot>;
 
     /// Changes the learning rate of an optimizer that was made with a number. NaN, infinite and negative rates are refused, and so is a change where a schedule
@@ -90,6 +102,12 @@ macro_rules! optimizer {
                 self.engine.matrices_only = true;
                 self
             }
+
+            /// Keeps an average of the weights: a decay, such as 0.999, or an [`Ema`](crate::Ema). A decay that cannot work is an error when training starts.
+            pub fn ema(mut self, ema: impl Into<crate::Ema>) -> $name {
+                self.engine.ema = Some(ema.into());
+                self
+            }
         }
 
         impl $crate::Optimizer for $name {
@@ -104,6 +122,14 @@ macro_rules! optimizer {
                 also: &[&bimetal_tensor::Tensor],
             ) -> bimetal_tensor::Result<$crate::StepHandle> {
                 self.engine.step(cx, &grads, also)
+            }
+
+            fn set_ema(&mut self, ema: $crate::Ema) -> bimetal_tensor::Result<()> {
+                self.engine.set_ema(ema)
+            }
+
+            fn averages(&self) -> bimetal_tensor::Result<&$crate::Averages> {
+                self.engine.averages()
             }
 
             fn state(&self) -> Vec<bimetal_tensor::Slot> {

@@ -1,7 +1,7 @@
 //! Saved and restored state continues with the same bits.
 mod common;
 use bimetal_layers::ParamStore;
-use bimetal_optim::{Adam, AdamW, Optimizer, Sgd, warmup_cosine};
+use bimetal_optim::{Adam, AdamW, Ema, Optimizer, Sgd, warmup_cosine};
 use bimetal_precision::{DynamicLossScale, LossScale, LossScaler};
 use bimetal_tensor::{Device, Slot, Tensor};
 use common::*;
@@ -78,9 +78,10 @@ impl Run {
 // fairseq2#1346, transformers#11663, composer#1376: the scaler's state is not saved.
 #[test]
 fn pitfall_22_a_resumed_run_has_the_same_bits() {
-    let makes: [fn() -> Box<dyn Optimizer>; 4] = [
+    let makes: [fn() -> Box<dyn Optimizer>; 5] = [
         || Box::new(Sgd::new(0.1).momentum(0.9)),
         || Box::new(Adam::new(0.02)),
+        || Box::new(Adam::new(0.02).ema(Ema::new(0.9).warmup())),
         || Box::new(AdamW::new(warmup_cosine(0.05, 0.001, 4, 25)).weight_decay(0.1)),
         || {
             Box::new(

@@ -1,6 +1,7 @@
 //! The training loop.
 
 mod advice;
+mod ema;
 mod evaluate;
 mod fit;
 mod report;
@@ -181,6 +182,9 @@ impl Trainer {
     fn prepare(&mut self) -> Result<LossScaler> {
         self.settings.check()?;
         self.store.check()?;
+        if let Some(ema) = self.settings.ema {
+            self.optimizer.set_ema(ema)?;
+        }
         let params = self.store.trainable_slots()?;
         self.optimizer.init(&params)?;
         if let Some(scaler) = &self.scaler {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use bimetal_optim::Ema;
 use bimetal_precision::LossScale;
 
 use crate::{Error, Result};
@@ -13,6 +14,7 @@ pub(super) struct Settings {
     pub steps_per_epoch: Option<u64>,
     pub accumulate: usize,
     pub clip_norm: Option<f64>,
+    pub ema: Option<Ema>,
     pub checkpoint: Option<PathBuf>,
     pub save_every: Option<u64>,
     pub keep: usize,
@@ -30,6 +32,7 @@ impl Default for Settings {
             steps_per_epoch: None,
             accumulate: 1,
             clip_norm: None,
+            ema: None,
             checkpoint: None,
             save_every: None,
             keep: 3,

@@ -1,5 +1,6 @@
 //! Multi-head attention.
 use crate::dropout::check_rate;
+use crate::float8::Product;
 use crate::{Ctx, Init, Layer, Linear, LinearOptions, Param, Scope, Site};
 use bimetal_tensor::graph::{AttentionSpec, Attr, DropoutSpec};
 use bimetal_tensor::{Error, Result, Tensor};
@@ -12,6 +13,7 @@ pub struct MultiHeadAttention {
     site: Site,
     weight: Param,
     bias: Option<Param>,
+    product: Product,
     out: Linear,
     width: usize,
     heads: usize,
@@ -81,6 +83,7 @@ impl MultiHeadAttention {
                 true => Some(scope.param("in_proj_bias", &[3 * width], Init::Zeros)),
                 false => None,
             },
+            product: Product::new(scope, "in_proj"),
             out: Linear::with(&scope.at("out_proj"), width, width, out),
             width,
             heads,
@@ -115,12 +118,12 @@ impl MultiHeadAttention {
         self.check(x)?;
         let x = self.site.input(x);
         let parts = match memory {
-            None => self.project(&x, 0, 3).split(3, -1),
+            None => self.project(&x, 0, 3, cx)?.split(3, -1),
             Some(memory) => {
                 self.check(memory)?;
                 let memory = self.site.input(memory);
-                let mut parts = vec![self.project(&x, 0, 1)];
-                parts.extend(self.project(&memory, 1, 2).split(2, -1));
+                let mut parts = vec![self.project(&x, 0, 1, cx)?];
+                parts.extend(self.project(&memory, 1, 2, cx)?.split(2, -1));
                 parts
             }
         };
@@ -137,16 +140,14 @@ impl MultiHeadAttention {
     }
 
     /// `count` of the three packed projections, from number `first`: `[b, t, width]` to `[b, t, count width]`.
-    fn project(&self, x: &Tensor, first: usize, count: usize) -> Tensor {
-        let rows = |p: &Param| {
-            p.compute()
-                .narrow(0, first * self.width, count * self.width)
-        };
-        let y = x.matmul(&rows(&self.weight).t());
-        match &self.bias {
-            Some(bias) => y + rows(bias),
+    fn project(&self, x: &Tensor, first: usize, count: usize, cx: &Ctx) -> Result<Tensor> {
+        let rows = |t: Tensor| t.narrow(0, first * self.width, count * self.width);
+        let weight = rows(self.weight.read());
+        let y = self.product.of(x, &self.weight, weight, cx)?;
+        Ok(match &self.bias {
+            Some(bias) => y + rows(bias.compute()),
             None => y,
-        }
+        })
     }
 
     fn dropout(&self, cx: &Ctx) -> (Option<DropoutSpec>, Option<Tensor>) {

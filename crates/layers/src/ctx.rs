@@ -1,5 +1,6 @@
 //! The context of one forward pass.
 use crate::ParamStore;
+use bimetal_precision::roll_amax;
 use bimetal_tensor::graph::RandomKey;
 use bimetal_tensor::{Label, PathGuard, Slot, Tensor};
 use std::collections::HashMap;
@@ -109,6 +110,18 @@ impl Ctx {
             Some((_, old)) => *old = value,
             None => updates.push((slot.clone(), value)),
         }
+    }
+
+    /// Notes that a tensor whose history of largest magnitudes is `history` (f32 `[steps]`) had the largest magnitude `amax` (f32 scalar) in this pass. A history
+    /// moves on once in a step, however often a layer is used and however many micro-batches there are; the largest counts.
+    pub fn record_amax(&self, history: &Slot, amax: &Tensor) {
+        let pending = {
+            let updates = lock(&self.updates);
+            let found = updates.iter().find(|(s, _)| s.id() == history.id());
+            found.map(|(_, value)| value.clone())
+        };
+        let rolled = roll_amax(&history.read(), pending.as_ref(), amax);
+        self.update(history, rolled);
     }
 
     /// The updates asked for, each slot once.

@@ -38,6 +38,7 @@ mod conv;
 mod ctx;
 mod dropout;
 mod embedding;
+mod float8;
 mod init;
 mod layer;
 mod linear;

@@ -1,12 +1,15 @@
 //! Fully connected layers.
+use crate::float8::Product;
 use crate::{Ctx, Init, Layer, Param, Scope, Site};
 use bimetal_tensor::{Error, Tensor};
 
-/// `x weight^T + bias`: `[.., inputs]` to `[.., outputs]`. Parameters: `weight` `[outputs, inputs]`, `bias` `[outputs]`.
+/// `x weight^T + bias`: `[.., inputs]` to `[.., outputs]`. Parameters: `weight` `[outputs, inputs]`, `bias` `[outputs]`. The product is 8-bit where the policy
+/// says so (`mixed_float8`), unless the weight is tied.
 pub struct Linear {
     site: Site,
     weight: Param,
     bias: Option<Param>,
+    product: Product,
 }
 
 /// What can be chosen about a [`Linear`] layer.
@@ -51,6 +54,7 @@ impl Linear {
             site: scope.site(),
             weight,
             bias,
+            product: Product::new(scope, ""),
         }
     }
 
@@ -62,6 +66,7 @@ impl Linear {
             site: scope.site(),
             weight: scope.tied("weight", weight),
             bias: None,
+            product: Product::plain(),
         }
     }
 
@@ -80,7 +85,7 @@ impl Layer for Linear {
     #[track_caller]
     fn forward(&self, x: &Tensor, cx: &Ctx) -> Tensor {
         self.site.run(cx, || {
-            let (found, weight) = (x.shape()?, self.weight.compute());
+            let (found, weight) = (x.shape()?, self.weight.read());
             let [_, inputs] = weight.dims()?;
             if found.last() != Some(&inputs) {
                 return Err(Error::shape(
@@ -94,7 +99,7 @@ impl Layer for Linear {
             }
             let x = self.site.input(x);
             let rows = if found.rank() == 1 { x.unsqueeze(0) } else { x };
-            let mut y = rows.matmul(&weight.t());
+            let mut y = self.product.of(&rows, &self.weight, weight, cx)?;
             if let Some(bias) = &self.bias {
                 y = y + bias.compute();
             }

@@ -1,7 +1,7 @@
 //! Values from a checkpoint.
 use crate::ParamStore;
-use crate::param::Param;
-use crate::store::APPLIED;
+use crate::param::{Kind, Param};
+use crate::store::{APPLIED, HISTORY};
 use bimetal_tensor::{DType, Error, PathGuard, Result, Slot, Tensor, commit};
 use std::collections::HashMap;
 
@@ -19,8 +19,8 @@ pub struct StateEntry<'a> {
 }
 
 impl ParamStore {
-    /// Sets all parameters and buffers from a checkpoint, all together or none. Floats of another width are converted. The count of applied steps is set if
-    /// it is there; a tied parameter may be there under any of its names.
+    /// Sets all parameters and buffers from a checkpoint, all together or none. Floats of another width are converted. The count of applied steps and histories of
+    /// 8-bit products are set if they are there; a tied parameter may be there under any of its names.
     ///
     /// Error: names that are missing, that nothing here has, or whose shapes differ, all in one message.
     #[track_caller]
@@ -39,7 +39,9 @@ impl ParamStore {
         for param in &wanted {
             let mut known = names[param.path()].iter();
             let Some(entry) = known.find_map(|n| by_name.get(n.as_str())) else {
-                missing.push(param.path());
+                if param.kind() != Kind::Scaling {
+                    missing.push(param.path());
+                }
                 continue;
             };
             let slot = param.slot()?;
@@ -48,7 +50,11 @@ impl ParamStore {
         if let Some(entry) = by_name.get(APPLIED) {
             self.take(entry, self.applied()?, &mut writes, &mut differing);
         }
-        let is_known = |name: &str| name == APPLIED || names.values().flatten().any(|n| n == name);
+        let is_known = |name: &str| {
+            name == APPLIED
+                || name.starts_with(HISTORY)
+                || names.values().flatten().any(|n| n == name)
+        };
         let extra = entries.iter().map(|e| e.name).filter(|n| !is_known(n));
         let extra: Vec<&str> = extra.collect();
         let differing: Vec<&str> = differing.iter().map(String::as_str).collect();

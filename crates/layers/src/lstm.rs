@@ -143,7 +143,7 @@ impl Lstm {
             }
             let mut gates = x.matmul(&layer.input.compute().t());
             if let Some([a, b]) = &layer.biases {
-                gates = gates + (a.read() + b.read()).cast(self.site.policy().compute);
+                gates = gates + (a.read() + b.read()).cast(self.site.policy().compute_dtype());
             }
             let recurrent = layer.hidden.compute().t();
             let (mut h, mut c) = (state.h.index(0, k), state.c.index(0, k));
@@ -166,7 +166,7 @@ impl Lstm {
 
     /// The state to start from, in the dtypes used inside.
     fn start(&self, state: Option<&LstmState>, batch: usize, cx: &Ctx) -> Result<LstmState> {
-        let compute = self.site.policy().compute;
+        let compute = self.site.policy().compute_dtype();
         let shape = [self.layers.len(), batch, self.hidden];
         let Some(state) = state else {
             let zeros = |dtype| Tensor::zeros(&shape, dtype, cx.store().device());

@@ -17,6 +17,8 @@ pub struct Param {
 pub(crate) enum Kind {
     Parameter,
     Buffer,
+    /// State of how a layer computes, which is saved but is no part of the model.
+    Scaling,
 }
 
 struct Shared {
@@ -113,6 +115,11 @@ impl Param {
         self.slot()?.set(&value.cast(self.shared.dtype))
     }
 
+    /// The dtype [`Param::compute`] gives.
+    pub(crate) fn compute_dtype(&self) -> DType {
+        self.compute
+    }
+
     pub(crate) fn kind(&self) -> Kind {
         self.shared.kind
     }
@@ -128,7 +135,7 @@ impl std::fmt::Debug for Param {
             path, shape, dtype, ..
         } = &*self.shared;
         let frozen = match (self.shared.kind, self.trainable()) {
-            (Kind::Buffer, _) => ", buffer",
+            (Kind::Buffer | Kind::Scaling, _) => ", buffer",
             (Kind::Parameter, true) => "",
             (Kind::Parameter, false) => ", frozen",
         };

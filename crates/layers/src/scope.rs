@@ -1,8 +1,8 @@
 //! Places in the tree of layers, at which parameters are registered.
 use crate::param::{Kind, Param};
-use crate::store::Request;
+use crate::store::{HISTORY, Request};
 use crate::{Init, ParamStore, Site, wide};
-use bimetal_precision::Policy;
+use bimetal_precision::{F8Recipe, Policy};
 use bimetal_tensor::{DType, Error, PathGuard, Result, Tensor};
 use std::fmt::Display;
 use std::sync::Arc;
@@ -69,9 +69,15 @@ impl Scope {
         &self.path
     }
 
-    /// The compute dtype of the policy that holds here.
+    /// The dtype layers built here compute in: the policy's compute dtype, or where that is an 8-bit float, the output dtype.
     pub fn compute(&self) -> DType {
-        self.policy_here().compute
+        self.policy_here().compute_dtype()
+    }
+
+    /// How 8-bit products here find their scales; `None` unless the policy asks for such products.
+    pub fn f8_recipe(&self) -> Option<F8Recipe> {
+        let asked = self.policy_here().multiplies_in_f8();
+        asked.then(|| self.store.registry().f8_recipe)
     }
 
     /// The store whose parameters are registered here.
@@ -83,7 +89,7 @@ impl Scope {
     #[track_caller]
     pub fn site(&self) -> Site {
         let policy = self.policy_here();
-        self.store.note_compute(policy.compute);
+        self.store.note_compute(policy.compute_dtype());
         if self.policy.is_some() {
             self.store.note_choice(&self.path);
         }
@@ -123,6 +129,16 @@ impl Scope {
         let dtype = wide(self.policy_here().param);
         let initial = Tensor::full(shape, value, dtype, self.store.device());
         self.register(self.join(name), Kind::Buffer, initial)
+    }
+
+    /// Registers a history of largest magnitudes `[steps]`, all 0: saved with the model but no part of it.
+    #[track_caller]
+    pub(crate) fn history(&self, name: &str, steps: usize) -> Param {
+        let path = self
+            .join(name)
+            .map(|path| format!("{HISTORY}{path}").into());
+        let initial = Tensor::zeros(&[steps], DType::F32, self.store.device());
+        self.register(path, Kind::Scaling, initial)
     }
 
     /// Lets an existing parameter be used here too: it is trained and saved once, and read here in this scope's compute dtype. An old

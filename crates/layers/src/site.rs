@@ -63,10 +63,10 @@ impl Site {
         }
     }
 
-    /// An input as the layer computes with it: floats in the compute dtype, everything else as it is.
+    /// An input as the layer computes with it: floats in [`Policy::compute_dtype`], everything else as it is.
     #[track_caller]
     pub fn input(&self, x: &Tensor) -> Tensor {
-        as_float(x, self.policy.compute)
+        as_float(x, self.policy.compute_dtype())
     }
 
     /// A result as the layer returns it: floats in the output dtype, everything else as it is.

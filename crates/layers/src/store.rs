@@ -1,7 +1,7 @@
 //! The parameters of a model.
 use crate::param::{Kind, Param};
 use crate::{Ctx, Scope};
-use bimetal_precision::{PolicyMap, path_matches};
+use bimetal_precision::{F8Recipe, PolicyMap, path_matches};
 use bimetal_tensor::{DType, Device, Error, PathGuard, Result, Shape, Slot, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The name of the counter of applied steps among the state.
 pub(crate) const APPLIED: &str = "applied_steps";
+
+/// What the names of histories of 8-bit products begin with.
+pub(crate) const HISTORY: &str = "f8/";
 
 /// The parameters and other state of a model, in the order in which layers registered them. Cheap to clone: clones are the same store.
 ///
@@ -35,6 +38,7 @@ pub(crate) struct Registry {
     pub(crate) by_path: HashMap<Arc<str>, Param>,
     mistake: Option<Error>,
     computes_in_f16: bool,
+    pub(crate) f8_recipe: F8Recipe,
     /// Paths of layers whose policy their scope was told.
     chosen: HashSet<Arc<str>>,
 }
@@ -87,6 +91,28 @@ impl ParamStore {
             ));
         }
         self.0.seed.store(seed, Ordering::Relaxed);
+        self
+    }
+
+    /// How the scales of 8-bit products are found, in layers whose policy asks for them (`mixed_float8`); Transformer Engine's default unless set. It must be set
+    /// before layers are built.
+    #[track_caller]
+    pub fn f8_recipe(self, recipe: F8Recipe) -> ParamStore {
+        let built = !self.registry().entries.is_empty();
+        let wrong = match recipe.check() {
+            Err(e) => Some(e),
+            Ok(()) if built => Some(Error::argument(
+                "f8_recipe",
+                "layers have been built already; set the recipe right after `ParamStore::new`",
+            )),
+            Ok(()) => None,
+        };
+        match wrong {
+            Some(e) => {
+                let _ = self.mistake(e);
+            }
+            None => self.registry().f8_recipe = recipe,
+        }
         self
     }
 
@@ -145,8 +171,8 @@ impl ParamStore {
         chosen.len()
     }
 
-    /// All slots a checkpoint saves from a model: parameters and buffers in the order of registration, then the counter of
-    /// applied steps. A slot's name is its path.
+    /// All slots a checkpoint saves from a model: parameters, buffers and, named `f8/...`, histories of 8-bit products, in the order of registration, then
+    /// the counter of applied steps. A slot's name is its path.
     ///
     /// Error: the first mistake made while layers were built.
     pub fn state(&self) -> Result<Vec<Slot>> {

@@ -87,6 +87,9 @@ impl Accumulator {
         for level in self.levels.iter().take(full).flatten() {
             sums = add(level, &sums);
         }
+        for (history, amax) in grads.amax() {
+            cx.record_amax(history, amax);
+        }
         let updates = cx.into_updates();
         let all: Vec<&Tensor> = sums
             .iter()

@@ -252,6 +252,9 @@ impl Engine {
         if let Some(averages) = &self.averages {
             writes.extend(averages.update(&apply, &writes)?);
         }
+        for (history, amax) in grads.amax() {
+            cx.record_amax(history, amax);
+        }
         for (slot, new) in cx.into_updates() {
             let new = apply.select(new, slot.read());
             writes.push((slot, new));

@@ -1,4 +1,5 @@
 //! Gradients with their scale in their type.
+use crate::float8;
 use crate::scaler::widen;
 use crate::{LossScaler, ScaledLoss};
 use bimetal_tensor::{DType, Error, Result, Slot, Tensor};
@@ -86,6 +87,7 @@ pub struct Grads<S: Scaling> {
     first_bad: Tensor,
     /// The norm before the first clipping.
     norm: Option<Tensor>,
+    amax: Vec<(Slot, Tensor)>,
     state: PhantomData<S>,
 }
 
@@ -130,6 +132,12 @@ impl<S: Scaling> Grads<S> {
         &self.grads
     }
 
+    /// The largest magnitudes (f32 scalars, still scaled) of the gradients that went into 8-bit products with delayed scaling, each with the slot of
+    /// its history. A slot comes as often as its layer was used. An optimizer's step and an accumulation window hand them to the context.
+    pub fn amax(&self) -> &[(Slot, Tensor)] {
+        &self.amax
+    }
+
     fn rebuild<T: Scaling>(self, grads: Vec<(Slot, Tensor)>) -> Grads<T> {
         let tensors: Vec<&Tensor> = grads.iter().map(|(_, g)| g).collect();
         let (finite, sum_of_squares, first_bad) = Tensor::grad_stats(&tensors);
@@ -154,6 +162,7 @@ impl<S: Scaling> Grads<S> {
             sum_of_squares: self.sum_of_squares,
             first_bad: self.first_bad,
             norm: self.norm,
+            amax: self.amax,
             state: PhantomData,
         }
     }
@@ -167,6 +176,7 @@ impl Grads<Scaled> {
     ) -> Grads<Scaled> {
         let tensors: Vec<&Tensor> = grads.iter().map(|(_, g)| g).collect();
         let (finite, sum_of_squares, first_bad) = Tensor::grad_stats(&tensors);
+        let amax = float8::observed(tensors.into_iter());
         Grads {
             scaler: loss.scaler.clone(),
             loss: loss.loss.clone(),
@@ -178,6 +188,7 @@ impl Grads<Scaled> {
             sum_of_squares,
             first_bad,
             norm: None,
+            amax,
             state: PhantomData,
         }
     }

@@ -23,6 +23,7 @@
 //! # Ok(())
 //! # }
 //! ```
+mod float8;
 mod grads;
 mod numerics;
 mod outcome;
@@ -31,6 +32,7 @@ mod scale;
 mod scaler;
 mod support;
 
+pub use float8::{AmaxOf, F8Histories, F8Recipe, F8Scaling, amax, f8_linear, roll_amax};
 pub use grads::{Grads, Origin, Scaled, Scaling, Unscaled};
 pub use numerics::{NonFinite, check_numerics, find_non_finite};
 pub use outcome::{Culprit, SkipLimit, StepOutcome};

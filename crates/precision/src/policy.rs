@@ -19,16 +19,17 @@ use std::str::FromStr;
 pub struct Policy {
     /// The dtype parameters are stored in and gradients arrive in: the master weights.
     pub param: DType,
-    /// The dtype floating inputs and parameters are cast to where they are used.
+    /// The dtype floating inputs and parameters are cast to where they are used; [`DType::F8E4M3`] for 8-bit products, see [`Policy::mixed_float8`].
     pub compute: DType,
     /// The dtype results are cast to.
     pub output: DType,
 }
 
-const NAMED: [(&str, Policy); 6] = [
+const NAMED: [(&str, Policy); 7] = [
     ("float32", Policy::float32()),
     ("mixed_float16", Policy::mixed_float16()),
     ("mixed_bfloat16", Policy::mixed_bfloat16()),
+    ("mixed_float8", Policy::mixed_float8()),
     ("float64", Policy::float64()),
     ("float16", Policy::uniform(DType::F16)),
     ("bfloat16", Policy::uniform(DType::BF16)),
@@ -80,9 +81,35 @@ impl Policy {
         Policy::mixed(DType::BF16)
     }
 
+    /// Parameters in f32, products of linear layers in 8-bit floats with a scale per tensor, everything else in bf16: `p=f32,c=f8e4m3,o=bf16`.
+    ///
+    /// The products are those of `Linear` and of the projections of attention, but not of an output projection that is tied to an embedding; see
+    /// [`crate::f8_linear`] and, for how scales are found, [`crate::F8Recipe`].
+    pub const fn mixed_float8() -> Policy {
+        Policy {
+            param: DType::F32,
+            compute: DType::F8E4M3,
+            output: DType::BF16,
+        }
+    }
+
+    /// Whether linear layers multiply in 8-bit floats.
+    pub fn multiplies_in_f8(&self) -> bool {
+        self.compute.size() == 1
+    }
+
+    /// The dtype of computation that is not an 8-bit product: `compute`, or where that is an 8-bit float, `output`.
+    pub fn compute_dtype(&self) -> DType {
+        match (self.multiplies_in_f8(), self.output.size()) {
+            (false, _) => self.compute,
+            (true, 1) => DType::BF16,
+            (true, _) => self.output,
+        }
+    }
+
     /// Whether computation takes place in f16, whose range is so small that gradients vanish without loss scaling.
     pub fn computes_in_f16(&self) -> bool {
-        self.compute == DType::F16
+        self.compute_dtype() == DType::F16
     }
 }
 
@@ -176,7 +203,7 @@ impl From<PolicyError> for Error {
 }
 
 /// Reads a name (`mixed_float16`) or `p=f32,c=f16,o=f32`; without `p` parameters are f32, without `o` the output is what
-/// computation is in.
+/// computation is in, bf16 where that is `f8e4m3`.
 impl FromStr for Policy {
     type Err = PolicyError;
 
@@ -220,10 +247,26 @@ impl FromStr for Policy {
                 "parameters cannot be kept in 8 bits, an update would vanish",
             ));
         }
+        if compute == DType::F8E5M2 {
+            return Err(PolicyError::new(
+                text,
+                "8-bit products are asked for by c=f8e4m3; their gradients are f8e5m2 by themselves",
+            ));
+        }
+        let output = output.unwrap_or(match compute {
+            DType::F8E4M3 => DType::BF16,
+            compute => compute,
+        });
+        if output.size() == 1 {
+            return Err(PolicyError::new(
+                text,
+                "results of layers have no scale of their own, so they cannot be 8-bit; write o=bf16 or o=f16",
+            ));
+        }
         Ok(Policy {
             param,
             compute,
-            output: output.unwrap_or(compute),
+            output,
         })
     }
 }
@@ -394,7 +437,8 @@ mod tests {
             ("mixed_float16", p(F32, F16, F16)),
             ("mixed_bfloat16", p(F32, BF16, BF16)),
             ("p=f32,c=f16,o=f32", p(F32, F16, F32)),
-            ("p=f32,c=f8e4m3,o=bf16", p(F32, F8E4M3, BF16)),
+            ("mixed_float8", p(F32, F8E4M3, BF16)),
+            ("p=f32,c=f8e4m3,o=f16", p(F32, F8E4M3, F16)),
         ] {
             assert_eq!(text.parse(), Ok(policy));
             assert_eq!(policy.to_string(), text);
@@ -402,14 +446,15 @@ mod tests {
         let spaced = "output=float32, params = f32, c=bf16".parse();
         assert_eq!(spaced, Ok(p(F32, BF16, F32)));
         assert_eq!("c=f16".parse(), Ok(Policy::mixed_float16()));
+        assert_eq!("c=f8e4m3".parse(), Ok(Policy::mixed_float8()));
     }
 
     #[test]
     fn every_float_policy_round_trips() {
         let floats = DType::ALL.into_iter().filter(|d| d.is_float());
         for param in floats.clone().filter(|d| d.size() > 1) {
-            for compute in floats.clone() {
-                for output in floats.clone() {
+            for compute in floats.clone().filter(|d| *d != DType::F8E5M2) {
+                for output in floats.clone().filter(|d| d.size() > 1) {
                     let policy = Policy {
                         param,
                         compute,
@@ -434,6 +479,8 @@ mod tests {
             "p=f32,c=i32,o=f32",
             "p=f32,c=f16,c=f16",
             "p=f8e4m3,c=f16",
+            "c=f8e5m2",
+            "c=f8e4m3,o=f8e4m3",
             "x=f32,c=f16",
             "p=f32,c=f61",
             "Float32",

@@ -39,7 +39,7 @@ pub fn load_slots(slots: &[Slot], checkpoint: &Checkpoint) -> Result<()> {
 }
 
 /// Takes parameters and statistics from a checkpoint, whatever else is in it: to go on from pre-trained weights, or to
-/// evaluate. Masters are saved in f32, so a checkpoint of a `float32` model fits the `mixed_float16` one and back.
+/// evaluate. Masters are saved in f32, so a checkpoint of a `float32` model fits the `mixed_float16` or `mixed_float8` one and back.
 ///
 /// ```no_run
 /// # fn f(store: bimetal_layers::ParamStore) -> bimetal_train::Result<()> {
@@ -60,7 +60,7 @@ pub fn load_weights(store: &ParamStore, checkpoint: &Checkpoint) -> Result<()> {
         .collect();
     let ours = |a: &ArrayInfo| wanted.iter().any(|s| s.name() == a.name);
     let other = |a: &ArrayInfo| {
-        [KEPT, "optim/", SCALE]
+        [KEPT, "optim/", SCALE, "f8/"]
             .iter()
             .any(|prefix| a.name.starts_with(prefix))
             || (rest.contains(&a.name) && !ours(a))

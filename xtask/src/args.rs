@@ -64,6 +64,11 @@ impl Args {
         names
     }
 
+    /// All words, for a task that hands them on to a program that reads them itself.
+    pub fn words(self) -> Vec<String> {
+        self.words
+    }
+
     /// Refuses arguments that no call above has taken.
     pub fn finish(self) -> Result {
         let Some(word) = self.words.first() else {

@@ -5,6 +5,7 @@
 //! `cargo xtask ci`.
 
 mod args;
+mod bench;
 mod ci;
 mod golden;
 mod kill;
@@ -71,6 +72,12 @@ const TASKS: &[Task] = &[
         help: "run the commands the README shows, training shortened",
         usage: "",
         run: readme::run,
+    },
+    Task {
+        name: "bench",
+        help: "measure train steps and kernels, also beside peers that are installed",
+        usage: "[--only W1,W4] [--dtype f32,bf16,f16] [--threads 1|2] [--rounds N] [--json [FILE]] [--peers] ...",
+        run: bench::run,
     },
     Task {
         name: "golden",

@@ -74,11 +74,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("bimetal-examples", &["bimetal"]),
+    ("bimetal-bench", &["bimetal"]),
     ("xtask", &[]),
 ];
 
 /// Crates that nothing depends on outside tests.
-const LEAVES: &[&str] = &["bimetal-testing", "bimetal-examples", "xtask"];
+const LEAVES: &[&str] = &[
+    "bimetal-testing",
+    "bimetal-examples",
+    "bimetal-bench",
+    "xtask",
+];
 
 /// Compares the declared dependencies with the allowed ones.
 pub fn check(packages: &[Package], findings: &mut Findings) {

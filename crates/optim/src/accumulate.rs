@@ -1,6 +1,6 @@
 //! Gradients of several micro-batches as one step.
 use bimetal_layers::Ctx;
-use bimetal_precision::{Grads, Origin, Scaled};
+use bimetal_precision::{Checks, Grads, Origin, Scaled};
 use bimetal_tensor::{Error, Result, Slot, Tensor, eval};
 
 /// Collects the gradients of several micro-batches and hands out their mean: one step on a batch too large for the memory.
@@ -33,6 +33,7 @@ pub struct Accumulator {
     count: u32,
     updates: Vec<(Slot, Tensor)>,
     origin: Option<Origin>,
+    checks: Vec<Checks>,
 }
 
 impl Accumulator {
@@ -91,8 +92,10 @@ impl Accumulator {
             cx.record_amax(history, amax);
         }
         let updates = cx.into_updates();
-        let all: Vec<&Tensor> = sums
-            .iter()
+        let first_checked = grads.checks().and_then(Checks::first_bad);
+        let all: Vec<&Tensor> = first_checked
+            .into_iter()
+            .chain(&sums)
             .chain(updates.iter().map(|(_, t)| t))
             .chain(also.iter().copied())
             .collect();
@@ -111,6 +114,9 @@ impl Accumulator {
         self.levels[full] = Some(sums);
         self.count += 1;
         self.origin = Some(grads.origin());
+        if let Some(checks) = grads.checks() {
+            self.checks.push(checks.clone().settle()?);
+        }
         Ok(())
     }
 
@@ -133,7 +139,9 @@ impl Accumulator {
         let Some(loss) = sums.pop() else {
             return Err(Error::argument("accumulate", "the window has no loss"));
         };
-        let grads = origin.mean(&loss, sums, window.count)?;
+        let grads = origin
+            .mean(&loss, sums, window.count)?
+            .with_checks(Checks::join(window.checks));
         Ok((cx.with_updates(window.updates), grads))
     }
 }

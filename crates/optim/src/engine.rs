@@ -1,9 +1,10 @@
 //! The transaction of a step, shared by all optimizers.
 use crate::group::{Settings, decay, settings};
+use crate::handle::Numbers;
 use crate::schedule::rate;
 use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle};
 use bimetal_layers::Ctx;
-use bimetal_precision::{Grads, Unscaled};
+use bimetal_precision::{Checks, Grads, Unscaled};
 use bimetal_tensor::graph::{Attr, Composite, OptimRule};
 use bimetal_tensor::{DType, Device, Error, Result, Slot, Tensor, commit};
 use std::collections::{HashMap, HashSet};
@@ -244,10 +245,14 @@ impl Engine {
         let counter = cx.store().applied()?.clone();
         let applied = counter.read();
         let lr = self.rate(&applied.cast(DType::F32));
-        let apply = grads
+        let mut apply = grads
             .finite()
             .logical_and(lr.is_finite())
             .logical_and(lr.ge(0.0));
+        let halted = grads.halt().map(|h| h.slot().read());
+        if let Some(halted) = &halted {
+            apply = apply.logical_and(halted.logical_not());
+        }
         let mut writes = self.update(grads, &apply, &lr, &(&applied + 1).cast(DType::F32))?;
         if let Some(averages) = &self.averages {
             writes.extend(averages.update(&apply, &writes)?);
@@ -259,18 +264,35 @@ impl Engine {
             let new = apply.select(new, slot.read());
             writes.push((slot, new));
         }
-        writes.extend(grads.scaler().update(grads.finite()));
+        for (slot, new) in grads.scaler().update(grads.finite()) {
+            let new = match &halted {
+                Some(halted) => halted.select(slot.read(), new),
+                None => new,
+            };
+            writes.push((slot, new));
+        }
+        if let (Some(halt), Some(halted)) = (grads.halt(), &halted) {
+            let bad = grads.finite().logical_not();
+            writes.push((halt.slot().clone(), halted.logical_or(bad)));
+        }
         writes.push((counter.clone(), &applied + apply.cast(DType::U32)));
-        let stats = StepHandle::pack(
-            grads.loss(),
-            grads.finite(),
-            grads.scale(),
-            &grads.norm_before_clipping(),
-            &lr,
-            grads.first_bad(),
-        );
+        let first_checked = grads.checks().and_then(Checks::first_bad);
+        let stats = Numbers {
+            loss: grads.loss(),
+            finite: grads.finite(),
+            scale: grads.scale(),
+            norm: &grads.norm_before_clipping(),
+            lr: &lr,
+            first_bad: grads.first_bad(),
+            first_checked,
+            halted: halted.as_ref(),
+        }
+        .pack();
         let pairs: Vec<(&Slot, &Tensor)> = writes.iter().map(|(s, t)| (s, t)).collect();
-        let outputs: Vec<&Tensor> = std::iter::once(&stats)
+        // The checks come first, so that each is computed as soon as what it looks at is there.
+        let outputs: Vec<&Tensor> = first_checked
+            .into_iter()
+            .chain([&stats])
             .chain(also.iter().copied())
             .collect();
         commit(&outputs, &pairs)?;
@@ -281,6 +303,7 @@ impl Engine {
             params,
             self.attempted,
             notices,
+            grads.checks(),
         ))
     }
 

@@ -1,6 +1,6 @@
 //! What a step tells about itself.
-use bimetal_precision::{Culprit, StepOutcome};
-use bimetal_tensor::{Error, Result, Slot, Tensor};
+use bimetal_precision::{Checks, Culprit, NonFinite, StepOutcome};
+use bimetal_tensor::{DType, Error, Result, Slot, Tensor};
 use std::sync::{Arc, OnceLock};
 
 /// Something worth telling the user, once.
@@ -46,9 +46,51 @@ pub struct StepHandle {
     params: Arc<[Slot]>,
     attempted: u64,
     notices: Vec<Notice>,
+    blame: Option<Arc<Blame>>,
 }
 
-const NUMBERS: usize = 6;
+/// What it takes to say who is to blame for a skipped step.
+#[derive(Debug)]
+struct Blame {
+    checks: Checks,
+    /// The versions of the parameters after the step: if they are still the same, nothing has changed since.
+    versions: Vec<u64>,
+    found: OnceLock<Option<NonFinite>>,
+}
+
+const NUMBERS: usize = 8;
+
+/// What one read fetches, in this order.
+pub(crate) struct Numbers<'a> {
+    pub loss: &'a Tensor,
+    pub finite: &'a Tensor,
+    pub scale: &'a Tensor,
+    pub norm: &'a Tensor,
+    pub lr: &'a Tensor,
+    pub first_bad: &'a Tensor,
+    /// The first of what the checks look at.
+    pub first_checked: Option<&'a Tensor>,
+    pub halted: Option<&'a Tensor>,
+}
+
+impl Numbers<'_> {
+    /// As one tensor (f32 `[8]`).
+    pub fn pack(self) -> Tensor {
+        let none = self.first_bad.zeros_like();
+        let all = [
+            self.loss,
+            self.finite,
+            self.scale,
+            self.norm,
+            self.lr,
+            self.first_bad,
+            self.first_checked.unwrap_or(&none),
+            self.halted.unwrap_or(&none),
+        ];
+        let all = all.map(|t| t.cast(DType::F32));
+        Tensor::stack(&all.each_ref(), 0)
+    }
+}
 
 impl StepHandle {
     pub(crate) fn new(
@@ -56,28 +98,21 @@ impl StepHandle {
         params: Arc<[Slot]>,
         attempted: u64,
         notices: Vec<Notice>,
+        checks: Option<&Checks>,
     ) -> StepHandle {
+        let blame = checks.map(|checks| Blame {
+            checks: checks.clone(),
+            versions: params.iter().map(Slot::version).collect(),
+            found: OnceLock::new(),
+        });
         StepHandle {
             stats,
             values: Arc::default(),
             params,
             attempted,
             notices,
+            blame: blame.map(Arc::new),
         }
-    }
-
-    /// One tensor (f32 `[6]`) of what [`StepHandle`] reads: loss, finite, scale, norm, learning rate, first bad parameter.
-    pub(crate) fn pack(
-        loss: &Tensor,
-        finite: &Tensor,
-        scale: &Tensor,
-        norm: &Tensor,
-        lr: &Tensor,
-        first_bad: &Tensor,
-    ) -> Tensor {
-        let d = bimetal_tensor::DType::F32;
-        let all = [loss, finite, scale, norm, lr, first_bad].map(|t| t.cast(d));
-        Tensor::stack(&all.each_ref(), 0)
     }
 
     fn read(&self) -> Result<[f32; NUMBERS]> {
@@ -90,19 +125,70 @@ impl StepHandle {
         Ok(*self.values.get_or_init(|| v))
     }
 
-    /// Whether the step was applied, and if not, who is to blame. A learning rate that is not finite or is negative is an error; nothing was changed then.
+    /// Whether the step was applied, and if not, who is to blame. With numerics checks on
+    /// ([`Grads::check_numerics`](bimetal_precision::Grads::check_numerics)) a step that was skipped is computed again to find the operation, if no step has
+    /// been taken since; otherwise the layer is named if the step's plan looked at layers, else the parameter.
+    ///
+    /// A learning rate that is not finite or is negative is an error; nothing was changed then.
     pub fn outcome(&self) -> Result<StepOutcome> {
-        let [_, finite, _, _, lr, first_bad] = self.read()?;
-        if finite == 0.0 {
-            let slot = (first_bad >= 0.0)
-                .then(|| self.params.get(first_bad as usize))
-                .flatten();
-            return Ok(StepOutcome::Skipped {
-                culprit: slot.map(|s| Culprit::parameter(s.name())),
-            });
+        let unmoved = |b: &Blame| {
+            self.params
+                .iter()
+                .map(Slot::version)
+                .eq(b.versions.iter().copied())
+        };
+        let again = self.blame.as_ref().is_some_and(|b| unmoved(b));
+        self.outcome_with(again)
+    }
+
+    /// As [`StepHandle::outcome`], where later steps were submitted and it is known that they changed nothing, since the same
+    /// [`Halt`](bimetal_precision::Halt) stopped them.
+    pub fn outcome_of_halted(&self) -> Result<StepOutcome> {
+        self.outcome_with(true)
+    }
+
+    fn outcome_with(&self, again: bool) -> Result<StepOutcome> {
+        let [_, finite, _, _, lr, first_bad, ..] = self.read()?;
+        if finite != 0.0 {
+            crate::schedule::rate("the schedule's learning rate", lr as f64)?;
+            return Ok(StepOutcome::Applied);
         }
-        crate::schedule::rate("the schedule's learning rate", lr as f64)?;
-        Ok(StepOutcome::Applied)
+        let slot = (first_bad >= 0.0)
+            .then(|| self.params.get(first_bad as usize))
+            .flatten();
+        let parameter = slot.map(|s| Culprit::parameter(s.name()));
+        let culprit = match self.cause(again)? {
+            Some(cause) => Some(
+                parameter
+                    .unwrap_or(Culprit::parameter(""))
+                    .with_cause(cause),
+            ),
+            None => parameter,
+        };
+        Ok(StepOutcome::Skipped { culprit })
+    }
+
+    fn cause(&self, again: bool) -> Result<Option<NonFinite>> {
+        let Some(blame) = &self.blame else {
+            return Ok(None);
+        };
+        if let Some(found) = blame.found.get() {
+            return Ok(found.clone());
+        }
+        let [_, _, scale, _, _, _, first_checked, _] = self.read()?;
+        let exact = match again {
+            true => blame.checks.replay(scale)?,
+            false => None,
+        };
+        let seen = || blame.checks.place(first_checked as usize).cloned();
+        let found = exact.or_else(seen);
+        Ok(blame.found.get_or_init(|| found).clone())
+    }
+
+    /// Whether the step changed nothing because an earlier one had set the [`Halt`](bimetal_precision::Halt) that both were given. Its other numbers are those it would
+    /// have had, and do not count.
+    pub fn halted(&self) -> Result<bool> {
+        Ok(self.read()?[7] != 0.0)
     }
 
     /// The unscaled loss.

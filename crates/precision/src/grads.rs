@@ -1,7 +1,7 @@
 //! Gradients with their scale in their type.
 use crate::float8;
 use crate::scaler::widen;
-use crate::{LossScaler, ScaledLoss};
+use crate::{Checks, Halt, Level, LossScaler, ScaledLoss};
 use bimetal_tensor::{DType, Error, Result, Slot, Tensor};
 use std::marker::PhantomData;
 
@@ -88,6 +88,10 @@ pub struct Grads<S: Scaling> {
     /// The norm before the first clipping.
     norm: Option<Tensor>,
     amax: Vec<(Slot, Tensor)>,
+    /// What the raw gradients are gradients of.
+    scaled_loss: Tensor,
+    checks: Option<Checks>,
+    halt: Option<Halt>,
     state: PhantomData<S>,
 }
 
@@ -138,6 +142,29 @@ impl<S: Scaling> Grads<S> {
         &self.amax
     }
 
+    /// The checks that were asked for.
+    pub fn checks(&self) -> Option<&Checks> {
+        self.checks.as_ref()
+    }
+
+    /// With checks that were made elsewhere: those of the micro-batches these gradients are the mean of.
+    pub fn with_checks(self, checks: Option<Checks>) -> Grads<S> {
+        Grads { checks, ..self }
+    }
+
+    /// The word that stops steps, if there is one.
+    pub fn halt(&self) -> Option<&Halt> {
+        self.halt.as_ref()
+    }
+
+    /// The step with these gradients changes nothing if `halt` is set, and sets it if it is skipped.
+    pub fn halting(self, halt: &Halt) -> Grads<S> {
+        Grads {
+            halt: Some(halt.clone()),
+            ..self
+        }
+    }
+
     fn rebuild<T: Scaling>(self, grads: Vec<(Slot, Tensor)>) -> Grads<T> {
         let tensors: Vec<&Tensor> = grads.iter().map(|(_, g)| g).collect();
         let (finite, sum_of_squares, first_bad) = Tensor::grad_stats(&tensors);
@@ -163,6 +190,9 @@ impl<S: Scaling> Grads<S> {
             first_bad: self.first_bad,
             norm: self.norm,
             amax: self.amax,
+            scaled_loss: self.scaled_loss,
+            checks: self.checks,
+            halt: self.halt,
             state: PhantomData,
         }
     }
@@ -189,7 +219,31 @@ impl Grads<Scaled> {
             first_bad,
             norm: None,
             amax,
+            scaled_loss: loss.scaled.clone(),
+            checks: None,
+            halt: None,
             state: PhantomData,
+        }
+    }
+
+    /// Has the step find out who is to blame if it is skipped, as closely as `level` says: the outcome then names operation, layer, source line and the ranges of
+    /// what went in. Keeps the graph and the batch alive as long as the step's handle.
+    ///
+    /// ```no_run
+    /// # use bimetal_precision::{Grads, Level, LossScaler, Unscaled};
+    /// # use bimetal_tensor::{Result, Slot, Tensor};
+    /// # fn f(scaler: &LossScaler, loss: &Tensor, params: &[Slot]) -> Result<Grads<Unscaled>> {
+    /// Ok(scaler.scale(loss).grad(params)?.check_numerics(Level::Layer).unscale())
+    /// # }
+    /// ```
+    pub fn check_numerics(self, level: Level) -> Grads<Scaled> {
+        let mut roots = vec![self.scaled_loss.clone()];
+        roots.extend(self.grads.iter().map(|(_, g)| g.clone()));
+        // A graph with a mistake in it is an error of the step.
+        let checks = Checks::new(roots, self.scaler.scale_slot(), level);
+        Grads {
+            checks: checks.ok().flatten(),
+            ..self
         }
     }
 

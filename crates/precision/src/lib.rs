@@ -25,6 +25,7 @@
 //! ```
 mod float8;
 mod grads;
+mod halt;
 mod numerics;
 mod outcome;
 mod policy;
@@ -34,7 +35,8 @@ mod support;
 
 pub use float8::{AmaxOf, F8Histories, F8Recipe, F8Scaling, amax, f8_linear, roll_amax};
 pub use grads::{Grads, Origin, Scaled, Scaling, Unscaled};
-pub use numerics::{NonFinite, check_numerics, find_non_finite};
+pub use halt::Halt;
+pub use numerics::{Checks, InputRange, Level, NonFinite, check_numerics, find_non_finite};
 pub use outcome::{Culprit, SkipLimit, StepOutcome};
 pub use policy::{Policy, PolicyError, PolicyMap, path_matches};
 pub use scale::{DynamicLossScale, LossScale};

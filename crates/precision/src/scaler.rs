@@ -174,6 +174,10 @@ impl LossScaler {
         Tensor::full(&[], value, DType::F32, &self.0.device)
     }
 
+    pub(crate) fn scale_slot(&self) -> Option<Slot> {
+        self.0.state.as_ref().map(|s| s.scale.clone())
+    }
+
     pub(crate) fn is_none(&self) -> bool {
         self.0.settings == LossScale::None
     }

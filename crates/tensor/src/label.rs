@@ -5,7 +5,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 /// Where a node of the graph was built.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Label {
     path: Option<Arc<str>>,
     location: &'static Location<'static>,

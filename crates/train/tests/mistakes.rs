@@ -4,7 +4,7 @@ mod common;
 use bimetal_data::Loader;
 use bimetal_layers::{Ctx, Layer, Linear, cross_entropy};
 use bimetal_optim::{Adam, AdamW, Sgd};
-use bimetal_precision::{LossScale, PolicyMap};
+use bimetal_precision::{Level, LossScale, PolicyMap};
 use bimetal_train::{Output, TensorBatch, Trainer};
 use common::{Net, Record, bytes_of, data, device, loader, restless, store};
 
@@ -53,7 +53,7 @@ fn numerics_checks_name_the_operation() {
         trainer.fit(&net, loader(40), None, 1).unwrap()
     };
     // The first steps overflow: the scale is far too high.
-    let report = run(quiet(&store_a).check_numerics(true), &record);
+    let report = run(quiet(&store_a).check_numerics(Level::Step), &record);
     let skipped: Vec<_> = report
         .warnings
         .iter()
@@ -87,7 +87,7 @@ fn numerics_checks_name_the_operation() {
     };
     let mut trainer = Trainer::new(&store, Adam::new(1e-2))
         .progress(false)
-        .check_numerics(true);
+        .check_numerics(Level::Step);
     let error = trainer
         .fit(&task, loader(40), None, 1)
         .unwrap_err()

@@ -1,5 +1,6 @@
 //! All callbacks of a run as one.
 
+use bimetal_precision::Culprit;
 use serde_json::{Value, json};
 
 use super::{Callback, Control, SaveRequest, StepRecord, TrainInfo};
@@ -106,6 +107,11 @@ impl Callbacks {
     /// Calls [`Callback::on_step`] of all.
     pub fn on_step(&mut self, record: &StepRecord) -> Result<Actions> {
         self.each(|c| c.on_step(record))
+    }
+
+    /// Calls [`Callback::on_skipped`] of all.
+    pub fn on_skipped(&mut self, step: u64, culprit: &Culprit) -> Result<Actions> {
+        self.each(|c| c.on_skipped(step, culprit))
     }
 
     /// Calls [`Callback::on_validation_end`] of all.

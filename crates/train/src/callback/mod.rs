@@ -19,6 +19,8 @@ mod tests;
 
 use std::path::PathBuf;
 
+use bimetal_precision::Culprit;
+
 use crate::{Logs, Result};
 
 pub use csv::CsvLogger;
@@ -81,6 +83,11 @@ pub trait Callback: Send {
 
     /// Once for each attempted step, in order, when the host has read its results.
     fn on_step(&mut self, record: &StepRecord) -> Result<Control> {
+        Ok(Control::Continue)
+    }
+
+    /// With numerics checks on, after [`Callback::on_step`] of a skipped step whose culprit is known.
+    fn on_skipped(&mut self, step: u64, culprit: &Culprit) -> Result<Control> {
         Ok(Control::Continue)
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use bimetal_precision::Culprit;
+
 use super::batches::BatchCounter;
 use super::{Callback, Control, Frequency, Outcome, StepRecord, TrainInfo};
 use crate::{Error, EventWriter, Histogram, Logs, Result};
@@ -10,7 +12,8 @@ use crate::{Error, EventWriter, Histogram, Logs, Result};
 ///
 /// Runs `LOG_DIR/train` and `LOG_DIR/validation`; `epoch_<name>` over epochs, `batch_<name>` over batches when
 /// [`TensorBoard::update_freq`] asks for them, `evaluation_<name>_vs_iterations` over applied steps. Loss scale and
-/// number of skipped steps are among both.
+/// number of skipped steps are among both; with numerics checks on, the culprit of each skipped step is the text
+/// `skipped_step`.
 #[derive(Debug)]
 pub struct TensorBoard {
     log_dir: PathBuf,
@@ -131,6 +134,12 @@ impl Callback for TensorBoard {
         self.steps.scale = Some(record.scale);
         self.steps.applied = record.applied;
         self.steps.skipped += u64::from(record.outcome == Outcome::Skipped);
+        Ok(Control::Continue)
+    }
+
+    fn on_skipped(&mut self, step: u64, culprit: &Culprit) -> Result<Control> {
+        let text = culprit.to_string();
+        self.train()?.text("skipped_step", &text, step)?;
         Ok(Control::Continue)
     }
 

@@ -7,7 +7,6 @@ mod fit;
 mod report;
 mod run;
 mod settings;
-mod skips;
 mod slots;
 mod start;
 mod state;
@@ -20,7 +19,7 @@ use std::path::PathBuf;
 
 use bimetal_layers::ParamStore;
 use bimetal_optim::Optimizer;
-use bimetal_precision::{LossScale, LossScaler};
+use bimetal_precision::{Level, LossScale, LossScaler};
 
 use crate::{Callback, Callbacks, Result};
 
@@ -154,17 +153,21 @@ impl Trainer {
         self
     }
 
-    /// Skipped steps in a row that are an error, which names what was non-finite most often; default 100, 0 for no limit.
+    /// Skipped steps in a row that are an error, which names the layers that were to blame most often and says what may help;
+    /// default 100, 0 for no limit.
     pub fn max_skipped_in_a_row(mut self, steps: u32) -> Self {
         self.settings.max_skipped = steps;
         self
     }
 
-    /// Whether each skipped step is run again to find the operation that first gave numbers that are not finite: a warning
-    /// with operation, layer path, source line and counts, and an error if the loss itself was not finite; default false.
-    /// Every step is then read before the next.
-    pub fn check_numerics(mut self, check: bool) -> Self {
-        self.settings.check_numerics = check;
+    /// How closely to look for what made a step one that is skipped; default [`Level::Off`].
+    ///
+    /// From [`Level::Step`] on, a skipped step stops the rest of its execution on the device, is computed again from the untouched state and the
+    /// same batches with every operation checked, and the rest then runs: same results, bit for bit. A warning names operation, layer path,
+    /// source line, counts and the ranges of the operands; callbacks get the same in [`Callback::on_skipped`]. If the loss itself was not
+    /// finite it is an error instead. The batches of an execution stay in the device's memory until it is read.
+    pub fn check_numerics(mut self, level: Level) -> Self {
+        self.settings.check_numerics = level;
         self
     }
 

@@ -1,12 +1,12 @@
 //! A run: epochs of executions of steps.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use bimetal_data::Loader;
-use bimetal_precision::StepOutcome;
+use bimetal_precision::{Level, SkipLimit, StepOutcome};
 use bimetal_tensor::{CastMode, DType, cast_slice};
 
-use super::skips::Skips;
 use super::slots::set;
 use super::state::Position;
 use super::step::{Done, Stepper};
@@ -47,7 +47,7 @@ pub(super) struct Run<'a> {
     pub valid: Option<Loader>,
     pub length: Length,
     pub at: Position,
-    pub skips: Skips,
+    pub skips: SkipLimit,
     pub checkpoints: Option<Checkpoints>,
     /// The step of the last checkpoint, in the numbering of `at.done`.
     pub saved: Option<u64>,
@@ -104,7 +104,7 @@ impl Run<'_> {
         self.act(actions)?;
         let mut batch = first;
         while batch < batches && self.at.stopped.is_none() {
-            let steps = (batches - batch).min(self.t.settings.execution());
+            let steps = (batches - batch).min(self.t.settings.steps_per_execution as u64);
             self.execute(steps)?;
             batch += steps;
             let logs = self.at.totals.logs();
@@ -119,19 +119,30 @@ impl Run<'_> {
         self.end_epoch(epoch, batch)
     }
 
-    /// Submits steps one after the other, then reads them.
+    /// Submits steps one after the other, then reads them. With numerics checks on, a skipped step has stopped those behind it, which are
+    /// submitted again.
     fn execute(&mut self, steps: u64) -> Result<()> {
         let begin = Instant::now();
-        let mut pending = Vec::with_capacity(steps as usize);
+        let mut pending = VecDeque::with_capacity(steps as usize);
         for _ in 0..steps {
-            let batches = self.window()?;
-            pending.push(self.stepper.submit(self.t, &mut self.train, batches)?);
+            let count = self.window()?;
+            let batches = self.stepper.load(self.t, &mut self.train, count)?;
+            pending.push_back(self.stepper.submit(self.t, batches)?);
         }
         let mut done = Vec::with_capacity(pending.len());
-        for step in pending {
+        while let Some(step) = pending.pop_front() {
             self.samples += step.samples;
             self.epoch_samples += step.samples;
-            done.push(step.read(&mut self.at.totals)?);
+            let read = step.read(&mut self.at.totals)?;
+            if let (Some(halt), false) = (&self.stepper.halt, read.outcome.is_applied()) {
+                halt.clear()?;
+                let attempted = self.t.optimizer.attempted() - pending.len() as u64;
+                self.t.optimizer.set_attempted(attempted);
+                for step in std::mem::take(&mut pending) {
+                    pending.push_back(self.stepper.submit(self.t, step.batches)?);
+                }
+            }
+            done.push(read);
         }
         self.spent += begin.elapsed();
         self.epoch_spent += begin.elapsed();
@@ -161,24 +172,35 @@ impl Run<'_> {
             let actions = self.t.callbacks.on_step(&record)?;
             self.act(actions)?;
             self.look_into(&step)?;
-            self.skips
-                .observe(&step.outcome, self.t.settings.max_skipped)?;
+            self.skips.observe(&step.outcome)?;
         }
         Ok(())
     }
 
-    /// With numerics checks on, says where a skipped step went wrong: an error if its loss was not finite.
+    /// With numerics checks on, says who is to blame for a skipped step: an error if its loss was not finite.
     fn look_into(&mut self, step: &Done) -> Result<()> {
-        if step.outcome.is_applied() || !self.t.settings.check_numerics {
+        let StepOutcome::Skipped { culprit } = &step.outcome else {
+            return Ok(());
+        };
+        if self.t.settings.check_numerics == Level::Off {
             return Ok(());
         }
-        let found = self.stepper.blame(self.t, &step.batches, step.scale)?;
         let at = self.at.base + self.at.done;
-        let place = found.map_or("nothing was found".to_string(), |bad| bad.to_string());
+        let place = match culprit {
+            Some(culprit) => culprit.to_string(),
+            None => "nothing was found".to_string(),
+        };
+        if let Some(culprit) = culprit {
+            let actions = self.t.callbacks.on_skipped(at, culprit)?;
+            self.act(actions)?;
+        }
         if !step.loss.is_finite() {
             let loss = step.loss;
+            let advice = culprit
+                .as_ref()
+                .map_or(String::new(), |c| format!("; {}", c.advice()));
             return Err(Error::invalid(format!(
-                "the loss of step {at} is {loss}: {place}"
+                "the loss of step {at} is {loss}: {place}{advice}"
             )));
         }
         self.warn(format!("step {at} was skipped: {place}"));
@@ -212,7 +234,7 @@ impl Run<'_> {
         if self.checkpoints.is_some() {
             match self.t.settings.save_every {
                 None => self.save()?,
-                Some(_) => self.save_if_due(self.t.settings.execution())?,
+                Some(_) => self.save_if_due(self.t.settings.steps_per_execution as u64)?,
             }
         }
         self.requested_saves()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use bimetal_optim::Ema;
-use bimetal_precision::LossScale;
+use bimetal_precision::{Level, LossScale};
 
 use crate::{Error, Result};
 
@@ -21,7 +21,7 @@ pub(super) struct Settings {
     pub resume: bool,
     pub progress: bool,
     pub max_skipped: u32,
-    pub check_numerics: bool,
+    pub check_numerics: Level,
 }
 
 impl Default for Settings {
@@ -39,21 +39,12 @@ impl Default for Settings {
             resume: false,
             progress: true,
             max_skipped: 100,
-            check_numerics: false,
+            check_numerics: Level::Off,
         }
     }
 }
 
 impl Settings {
-    /// Steps that are submitted before the first of them is read.
-    pub fn execution(&self) -> u64 {
-        match self.check_numerics {
-            // A skipped step is looked into before the next one moves the state.
-            true => 1,
-            false => self.steps_per_execution as u64,
-        }
-    }
-
     /// The first option that cannot work.
     pub fn check(&self) -> Result<()> {
         let zero = [

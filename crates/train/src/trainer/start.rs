@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use bimetal_data::Loader;
-use bimetal_precision::warn_if_slow;
+use bimetal_precision::{Halt, Level, SkipLimit, warn_if_slow};
 
 use super::run::{Length, Run};
-use super::skips::Skips;
 use super::state::Position;
 use super::step::Stepper;
 use super::{Task, Trainer};
@@ -72,10 +71,14 @@ impl<'a> Run<'a> {
             .progress
             .then(|| Progress::stderr(length.epochs()));
         let params = t.store.trainable_slots()?;
+        let halts = t.settings.check_numerics != Level::Off && t.settings.steps_per_execution > 1;
+        let halt = halts.then(|| Halt::new(t.store.device())).transpose()?;
+        let max_skipped = t.settings.max_skipped;
         let mut run = Self {
             stepper: Stepper {
                 task,
                 scaler,
+                halt,
                 params,
                 advice: Vec::new(),
                 first: true,
@@ -86,7 +89,7 @@ impl<'a> Run<'a> {
             length,
             saved: resumed.map(|_| at.done),
             at,
-            skips: Skips::default(),
+            skips: SkipLimit::new(max_skipped),
             checkpoints,
             requested: Vec::new(),
             progress,

@@ -1,12 +1,11 @@
 //! One step: build its graph, submit it, read it later.
 
-use bimetal_autodiff::grad_optional;
-use bimetal_data::{Batch, Loader};
+use bimetal_data::Loader;
 use bimetal_optim::{Accumulator, StepHandle};
-use bimetal_precision::{LossScaler, NonFinite, StepOutcome, find_non_finite};
+use bimetal_precision::{Grads, Halt, LossScaler, Scaled, StepOutcome, Unscaled};
 use bimetal_tensor::{Slot, Tensor};
 
-use super::task::{Count, Reduced, wide};
+use super::task::{Count, Reduced};
 use super::{Task, TensorBatch, Trainer, advice};
 use crate::Result;
 use crate::trainer::totals::Totals;
@@ -17,8 +16,8 @@ pub(super) struct Pending {
     loss_counts: Vec<Count>,
     metrics: Vec<(String, Reduced)>,
     pub samples: u64,
-    /// The batches, to look into if the step is skipped.
-    batches: Vec<Batch>,
+    /// The batches, kept to be submitted again if an earlier step of the execution is skipped.
+    pub batches: Vec<TensorBatch>,
 }
 
 /// What was read of a step.
@@ -26,7 +25,6 @@ pub(super) struct Done {
     pub loss: f32,
     pub scale: f32,
     pub outcome: StepOutcome,
-    pub batches: Vec<Batch>,
 }
 
 /// What one batch adds to a step.
@@ -69,6 +67,8 @@ impl Forward {
 pub(super) struct Stepper<'a> {
     pub task: &'a dyn Task,
     pub scaler: LossScaler,
+    /// With numerics checks on, what stops the rest of an execution behind a skipped step.
+    pub halt: Option<Halt>,
     pub params: Vec<Slot>,
     /// Things worth telling the user that the first step shows.
     pub advice: Vec<String>,
@@ -76,59 +76,62 @@ pub(super) struct Stepper<'a> {
 }
 
 impl Stepper<'_> {
-    /// Submits the step of the next `batches` batches.
-    pub fn submit(
-        &mut self,
-        t: &mut Trainer,
-        train: &mut Loader,
-        batches: usize,
-    ) -> Result<Pending> {
-        let clip = t.settings.clip_norm;
-        let mut hosts = Vec::new();
-        if batches == 1 {
+    /// The next `count` batches, on the device.
+    pub fn load(&self, t: &Trainer, train: &mut Loader, count: usize) -> Result<Vec<TensorBatch>> {
+        let batches = (0..count).map(|_| {
+            let host = train.next_in_cycle()?;
+            Ok(TensorBatch::upload(&host, t.store.device()))
+        });
+        batches.collect()
+    }
+
+    /// Submits the step of `batches`.
+    pub fn submit(&mut self, t: &mut Trainer, batches: Vec<TensorBatch>) -> Result<Pending> {
+        let level = t.settings.check_numerics;
+        if let [batch] = &batches[..] {
             let cx = t.store.train();
-            let forward = self.forward(t, train, &cx, &mut hosts)?;
-            let mut grads = self
-                .scaler
-                .scale(&forward.loss)
-                .grad(&self.params)?
-                .unscale();
-            if let Some(norm) = clip {
-                grads = grads.clip_global_norm(norm);
-            }
+            let forward = self.forward(t, batch, &cx)?;
+            let grads = self.scaler.scale(&forward.loss).grad(&self.params)?;
+            let grads = self.ready(t, grads.check_numerics(level));
             let handle = t.optimizer.step_with(cx, grads, &forward.also())?;
-            return Ok(self.pending(t, handle, vec![forward.settle()?], hosts));
+            return Ok(self.pending(handle, vec![forward.settle()?], batches));
         }
         let mut window = Accumulator::new();
-        let mut forwards = Vec::with_capacity(batches);
-        for _ in 0..batches {
+        let mut forwards = Vec::with_capacity(batches.len());
+        for batch in &batches {
             let cx = window.context(t.store.train());
-            let forward = self.forward(t, train, &cx, &mut hosts)?;
+            let forward = self.forward(t, batch, &cx)?;
             let grads = self.scaler.scale(&forward.loss).grad(&self.params)?;
-            window.add_with(cx, grads, &forward.also())?;
+            window.add_with(cx, grads.check_numerics(level), &forward.also())?;
             forwards.push(forward.settle()?);
         }
         let (cx, grads) = window.finish(t.store.train())?;
+        let grads = self.ready(t, grads);
+        let handle = t.optimizer.step(cx, grads)?;
+        Ok(self.pending(handle, forwards, batches))
+    }
+
+    /// The gradients as the optimizer takes them.
+    fn ready(&self, t: &Trainer, grads: Grads<Scaled>) -> Grads<Unscaled> {
         let mut grads = grads.unscale();
-        if let Some(norm) = clip {
+        if let Some(norm) = t.settings.clip_norm {
             grads = grads.clip_global_norm(norm);
         }
-        let handle = t.optimizer.step(cx, grads)?;
-        Ok(self.pending(t, handle, forwards, hosts))
+        match &self.halt {
+            Some(halt) => grads.halting(halt),
+            None => grads,
+        }
     }
 
     fn forward(
         &mut self,
         t: &Trainer,
-        train: &mut Loader,
+        batch: &TensorBatch,
         cx: &bimetal_layers::Ctx,
-        hosts: &mut Vec<Batch>,
     ) -> Result<Forward> {
-        let host = train.next_in_cycle()?;
-        let batch = TensorBatch::upload(&host, t.store.device());
-        let output = self.task.training_step(&batch, cx);
-        let (loss, loss_count) = output.loss.mean("loss", &batch);
-        if output.loss.counts_padding(&batch) {
+        let output = self.task.training_step(batch, cx);
+        let (loss, loss_count) = output.loss.mean("loss", batch);
+        if output.loss.counts_padding(batch) {
             self.tell(
                 "the loader pads its last batch and the loss is a scalar: padding counts in it; return one loss a row, or \
                  use `batch.mask()`",
@@ -146,9 +149,8 @@ impl Stepper<'_> {
         }
         let metrics = output.metrics.iter();
         let metrics = metrics
-            .map(|(name, value)| (name.clone(), value.sum(name, &batch)))
+            .map(|(name, value)| (name.clone(), value.sum(name, batch)))
             .collect();
-        hosts.push(host);
         Ok(Forward {
             loss,
             loss_count,
@@ -164,10 +166,9 @@ impl Stepper<'_> {
 
     fn pending(
         &mut self,
-        t: &Trainer,
         handle: StepHandle,
         forwards: Vec<Forward>,
-        hosts: Vec<Batch>,
+        batches: Vec<TensorBatch>,
     ) -> Pending {
         for notice in handle.notices() {
             self.tell(&notice.to_string());
@@ -181,38 +182,18 @@ impl Stepper<'_> {
             handle,
             loss_counts,
             metrics,
-            samples: hosts.iter().map(|host| host.valid as u64).sum(),
-            batches: match t.settings.check_numerics {
-                true => hosts,
-                false => Vec::new(),
+            samples: batches.iter().map(|batch| batch.valid() as u64).sum(),
+            batches: match &self.halt {
+                Some(_) => batches,
+                None => Vec::new(),
             },
         }
-    }
-
-    /// Runs the batches of a skipped step again, on the state it left as it was, and finds the operation that first gave
-    /// numbers that are not finite.
-    pub fn blame(&self, t: &Trainer, batches: &[Batch], scale: f32) -> Result<Option<NonFinite>> {
-        for (micro, host) in batches.iter().enumerate() {
-            let batch = TensorBatch::upload(host, t.store.device());
-            let cx = t.store.train().with_micro(micro as u32);
-            let output = self.task.training_step(&batch, &cx);
-            let (loss, _) = output.loss.mean("loss", &batch);
-            let scaled = wide(&loss) * f64::from(scale);
-            let reads: Vec<Tensor> = self.params.iter().map(Slot::read).collect();
-            let grads = grad_optional(&scaled, &reads.iter().collect::<Vec<_>>())?;
-            let mut all = vec![&scaled];
-            all.extend(grads.iter().flatten());
-            if let Some(found) = find_non_finite(&all)? {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
     }
 }
 
 impl Pending {
     /// Waits for the step and adds its numbers to the epoch's.
-    pub fn read(self, totals: &mut Totals) -> Result<Done> {
+    pub fn read(&self, totals: &mut Totals) -> Result<Done> {
         let loss = self.handle.loss()?;
         let mut count = 0.0;
         for part in &self.loss_counts {
@@ -225,8 +206,8 @@ impl Pending {
         Ok(Done {
             loss,
             scale: self.handle.scale()?,
-            outcome: self.handle.outcome()?,
-            batches: self.batches,
+            // Steps behind this one, if there are any, were stopped by it.
+            outcome: self.handle.outcome_of_halted()?,
         })
     }
 }

@@ -10,7 +10,7 @@ use bimetal::layers::Site;
 use bimetal::prelude::*;
 use bimetal::tensor::graph::{CustomOp, HostView, HostViewMut};
 use bimetal::tensor::plan::Meta;
-use bimetal::tensor::{self, CastMode, Element, cast_slice};
+use bimetal::tensor;
 use std::sync::Arc;
 
 /// Operands: x `[.., d]` and a `[d]`, of one float dtype; the result is as x. Computes in f32 or wider and rounds once.
@@ -80,13 +80,11 @@ impl CustomOp for Snake {
         inputs: &[HostView<'_>],
         outputs: &mut [HostViewMut<'_>],
     ) -> tensor::Result<()> {
-        let (x, a) = (numbers(&inputs[0])?, numbers(&inputs[1])?);
+        let (x, a) = (inputs[0].to_f64_vec()?, inputs[1].to_f64_vec()?);
         let d = a.len().max(1);
         let snake = |(i, x): (usize, &f64)| x + (x * a[i % d]).sin().powi(2) / a[i % d];
         let y: Vec<f64> = x.iter().enumerate().map(snake).collect();
-        let out = &mut outputs[0];
-        let mode = CastMode::default();
-        cast_slice(f64::as_bytes(&y), DType::F64, out.bytes, out.dtype, mode).map_err(failed)
+        outputs[0].write(&y)
     }
 
     /// `dy/dx = 1 + sin(2 a x)` and `dy/da = (x sin(2 a x) - sin(a x)^2 / a) / a`. It is more graph, so that it can be differentiated again.
@@ -105,18 +103,6 @@ impl CustomOp for Snake {
         let for_a = Tensor::build(|| Ok((g * for_a).sum_to(&a.shape()?)));
         Some(vec![Some(g * (twice + 1)), Some(for_a)])
     }
-}
-
-/// The elements of an operand as f64.
-fn numbers(view: &HostView<'_>) -> tensor::Result<Vec<f64>> {
-    let mut bytes = vec![0; view.shape.numel() * DType::F64.size()];
-    let mode = CastMode::default();
-    cast_slice(view.bytes, view.dtype, &mut bytes, DType::F64, mode).map_err(failed)?;
-    f64::vec_from_bytes(&bytes).map_err(failed)
-}
-
-fn failed(error: tensor::DTypeError) -> tensor::Error {
-    tensor::Error::other("example.snake", error.to_string())
 }
 
 /// The layer around it: `[.., width]` to the same, with the parameter `a` `[width]`.

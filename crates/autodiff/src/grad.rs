@@ -96,10 +96,28 @@ fn of_loss(loss: &Tensor, wrt: &[&Tensor]) -> Result<Vec<Option<Tensor>>> {
             },
         ));
     };
+    if cfg!(debug_assertions) {
+        warn_of_two_passes(loss);
+    }
     let one = loss
         .label()
         .backward(|| Tensor::ones(&[], carrier(loss.dtype()), device));
     all(&[loss], &[one], wrt)
+}
+
+/// Says once in debug builds that the forward pass runs twice, which costs a third of a step and shows nowhere.
+#[track_caller]
+fn warn_of_two_passes(loss: &Tensor) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let here = std::panic::Location::caller();
+    if let Some(read) = bimetal_tensor::graph::last_read(loss) {
+        SAID.call_once(|| {
+            eprintln!(
+                "bimetal: {read} reads the loss before {here} asks for its gradients: the forward pass runs twice. Ask for the gradients \
+                 first; a step computes the loss along with them (said once)"
+            );
+        });
+    }
 }
 
 /// The gradients in the variables' own dtypes.

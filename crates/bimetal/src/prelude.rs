@@ -2,7 +2,7 @@
 
 pub use crate::{Error, Result};
 
-pub use bimetal_autodiff::{checkpoint, grad};
+pub use bimetal_autodiff::{checkpoint, grad, grad_optional, vjp};
 pub use bimetal_data::{Array, Batch, CharText, InMemory, Loader, Source, Split, mnist};
 pub use bimetal_layers::{
     Activation, AvgPool2d, BatchNorm2d, Conv2d, Conv2dOptions, Ctx, Dropout, Embedding,
@@ -17,7 +17,7 @@ pub use bimetal_optim::{
 pub use bimetal_precision::{
     Grads, LossScale, LossScaler, Policy, PolicyMap, Scaled, StepOutcome, Unscaled,
 };
-pub use bimetal_tensor::{DType, Device, Slot, Tensor, eval};
+pub use bimetal_tensor::{DType, Device, Slot, Tensor, bf16, commit, eval, f16};
 pub use bimetal_train::{
     Callback, Control, CsvLogger, EarlyStopping, Frequency, JsonlLogger, Logs, Mode,
     ModelCheckpoint, Output, Report, Task, TensorBatch, TensorBoard, TerminateOnNaN, Trainer,

@@ -70,6 +70,13 @@ pub fn cross_entropy_with(
                 "expected logits [.., classes] and class indices [..]",
             ));
         }
+        if found[found.rank() - 1] == 0 {
+            return Err(Error::shape(
+                "cross_entropy",
+                &[found],
+                "the logits have no classes: expected [.., classes] with at least one",
+            ));
+        }
         let ignore = options.ignore_index as f64;
         let inside = wide(logits.dtype());
         let mut targets = targets.clone();

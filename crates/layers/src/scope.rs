@@ -109,6 +109,7 @@ impl Scope {
         let initial = match &path {
             Ok(path) => {
                 let stream = crate::ctx::stream(crate::ctx::INIT, self.store.seed_value(), path, 0);
+                let _at = PathGuard::push(path.clone());
                 init.draw(shape, stream, self.store.device())
             }
             Err(e) => Tensor::invalid(e.clone()),

@@ -517,3 +517,21 @@ fn a_tied_parameter_loads_under_either_name() {
         );
     }
 }
+
+#[test]
+fn a_size_beyond_memory_names_the_layer() {
+    let store = store(&bimetal_cpu::cpu(), "float32");
+    let _ = Linear::new(&store.root().at("head"), usize::MAX, 3);
+    let text = store.check().unwrap_err().to_string();
+    assert!(text.contains("head.weight"), "{text}");
+}
+
+#[test]
+fn cross_entropy_without_classes_says_so() {
+    let device = bimetal_cpu::cpu();
+    let logits = Tensor::zeros(&[4, 0], DType::F32, &device);
+    let targets = Tensor::zeros(&[4], DType::I32, &device);
+    let e = cross_entropy(&logits, &targets).item().unwrap_err();
+    assert_eq!(e.op(), "cross_entropy");
+    assert!(e.to_string().contains("no classes"), "{e}");
+}

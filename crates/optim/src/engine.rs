@@ -77,7 +77,7 @@ impl Engine {
             if (0.0..1.0).contains(&v) {
                 return Ok(());
             }
-            Err(Error::argument(
+            Err(Error::setting(
                 "optimizer",
                 format!("{what} is {v}; expected a number from 0 to below 1"),
             ))
@@ -87,7 +87,7 @@ impl Engine {
                 share("beta1", self.beta1)?;
                 share("beta2", self.beta2)?;
                 if !(self.eps >= 0.0 && self.eps.is_finite()) {
-                    return Err(Error::argument(
+                    return Err(Error::setting(
                         "optimizer",
                         format!(
                             "eps is {}; expected a finite number that is not negative, such as 1e-8",
@@ -100,13 +100,13 @@ impl Engine {
             OptimRule::Sgd { nesterov, .. } => {
                 share("the momentum", self.beta1)?;
                 if !(0.0..=1.0).contains(&self.beta2) {
-                    return Err(Error::argument(
+                    return Err(Error::setting(
                         "optimizer",
                         format!("the dampening is {}; expected 0 to 1", self.beta2),
                     ));
                 }
                 if nesterov && (self.beta1 == 0.0 || self.beta2 != 0.0) {
-                    return Err(Error::argument(
+                    return Err(Error::setting(
                         "optimizer",
                         "Nesterov's form needs a momentum and no dampening",
                     ));
@@ -123,7 +123,7 @@ impl Engine {
         }
         self.check()?;
         let Some(first) = params.first() else {
-            return Err(Error::argument(
+            return Err(Error::setting(
                 "optimizer",
                 "there are no parameters to train; are all of them frozen?",
             ));
@@ -191,7 +191,7 @@ impl Engine {
     /// Keeps averages from the first step on.
     pub fn set_ema(&mut self, ema: Ema) -> Result<()> {
         if self.ema != Some(ema) && !self.managed.is_empty() {
-            return Err(Error::argument(
+            return Err(Error::setting(
                 "ema",
                 "the optimizer has been used already; make it with `.ema(..)`",
             ));
@@ -206,14 +206,14 @@ impl Engine {
                 Some(_) => "there are no averages before training has begun",
                 None => "the optimizer keeps no averages; make it with `.ema(0.999)`",
             };
-            Error::argument("ema", detail)
+            Error::setting("ema", detail)
         })
     }
 
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         rate("the learning rate", lr)?;
         if self.schedule.constant().is_none() {
-            return Err(Error::argument(
+            return Err(Error::setting(
                 "set_lr",
                 "the learning rate follows a schedule; make the optimizer with a number to set it by hand",
             ));
@@ -237,7 +237,7 @@ impl Engine {
         let params: Arc<[Slot]> = grads.slots().cloned().collect();
         self.init(&params)?;
         if !cx.training() {
-            return Err(Error::argument(
+            return Err(Error::setting(
                 "step",
                 "the context is that of an evaluation pass; take one from `ParamStore::train`",
             ));

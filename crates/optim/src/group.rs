@@ -47,7 +47,7 @@ impl ParamGroup {
         if let Some(f) = self.lr_factor
             && !(f >= 0.0 && f.is_finite())
         {
-            return Err(Error::argument(
+            return Err(Error::setting(
                 "param_group",
                 format!(
                     "the learning rate factor of `{p}` is {f}; expected a finite number that is not negative"
@@ -65,7 +65,7 @@ pub(crate) fn decay(what: &str, d: f64) -> Result<()> {
     if d >= 0.0 && d.is_finite() {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(Error::setting(
         "weight_decay",
         format!("{what} is {d}; expected a finite number that is not negative, such as 0.1"),
     ))

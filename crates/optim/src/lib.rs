@@ -50,5 +50,5 @@ pub use ema::{Averages, Ema};
 pub use group::ParamGroup;
 pub use handle::{Notice, StepHandle};
 pub use optimizer::Optimizer;
-pub use schedule::{Cosine, Exponential, Linear, Schedule, StepDecay, Warmup, warmup_cosine};
+pub use schedule::{Cosine, Exponential, LinearDecay, Schedule, StepDecay, Warmup, warmup_cosine};
 pub use sgd::Sgd;

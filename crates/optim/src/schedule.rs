@@ -53,7 +53,7 @@ pub(crate) fn rate(what: &str, lr: f64) -> Result<()> {
     if lr >= 0.0 && (lr as f32).is_finite() {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(Error::setting(
         "lr",
         format!("{what} is {lr}; expected a finite number that is not negative, such as 1e-3"),
     ))
@@ -63,7 +63,7 @@ fn length(what: &str, steps: u32) -> Result<()> {
     if steps > 0 {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(Error::setting(
         "lr",
         format!("{what} is 0 steps; expected at least one"),
     ))
@@ -100,7 +100,7 @@ impl Schedule for Cosine {
 
 /// A straight line from one rate to another, then constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Linear {
+pub struct LinearDecay {
     /// The first rate.
     pub from: f64,
     /// The last rate.
@@ -109,7 +109,7 @@ pub struct Linear {
     pub steps: u32,
 }
 
-impl Schedule for Linear {
+impl Schedule for LinearDecay {
     fn lr(&self, applied: &Tensor) -> Tensor {
         progress(applied, self.steps) * (self.to - self.from) + self.from
     }
@@ -172,7 +172,7 @@ fn factor(f: f64) -> Result<()> {
     if f > 0.0 && f.is_finite() {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(Error::setting(
         "lr",
         format!("the factor is {f}; expected a positive finite number, such as 0.1"),
     ))

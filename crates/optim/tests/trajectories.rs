@@ -2,7 +2,7 @@
 mod common;
 use bimetal_layers::ParamStore;
 use bimetal_optim::{
-    Adam, AdamW, Cosine, Exponential, Linear, Optimizer, ParamGroup, Schedule, Sgd, StepDecay,
+    Adam, AdamW, Cosine, Exponential, LinearDecay, Optimizer, ParamGroup, Schedule, Sgd, StepDecay,
     Warmup, warmup_cosine,
 };
 use bimetal_precision::{LossScale, Policy};
@@ -179,7 +179,7 @@ fn other_schedules_follow_their_formulas() {
         let want: Vec<f64> = (0..30).map(|t| want(t as f64)).collect();
         close(&rates(schedule, 30, &device), &want, 1e-5);
     };
-    let line = Linear {
+    let line = LinearDecay {
         from: 0.1,
         to: 0.02,
         steps: 20,

@@ -40,7 +40,7 @@ impl std::str::FromStr for LossScale {
             "none" => LossScale::None,
             "dynamic" => LossScale::dynamic(),
             s => LossScale::Static(s.parse().map_err(|_| {
-                Error::argument(
+                Error::setting(
                     "loss_scale",
                     format!("unknown loss scale `{s}`; use `none`, `dynamic` or a positive number"),
                 )
@@ -96,7 +96,7 @@ impl DynamicLossScale {
         positive("the initial scale", d.initial)?;
         positive("the smallest scale", d.min)?;
         positive("the largest scale", d.max)?;
-        let bad = |what: String| Err(Error::argument("loss_scale", what));
+        let bad = |what: String| Err(Error::setting("loss_scale", what));
         if !(d.min <= d.initial && d.initial <= d.max) {
             return bad(format!(
                 "the initial scale {} is outside of {} to {}; move it or the limits",
@@ -135,7 +135,7 @@ pub(crate) fn positive(what: &str, scale: f32) -> Result<()> {
     if scale > 0.0 && scale.is_normal() && scale.recip().is_normal() {
         return Ok(());
     }
-    Err(Error::argument(
+    Err(Error::setting(
         "loss_scale",
         format!("{what} is {scale}; expected a positive finite number, such as 32768"),
     ))

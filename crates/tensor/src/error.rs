@@ -130,6 +130,17 @@ impl Error {
         )
     }
 
+    /// A setting is wrong: see [`ErrorKind::Argument`]. It says what was set, not where in the program that was noticed.
+    pub fn setting(op: &'static str, detail: impl Into<String>) -> Error {
+        let detail = detail.into();
+        Error(Arc::new(Inner {
+            kind: ErrorKind::Argument { detail },
+            op,
+            label: None,
+            reported: AtomicBool::new(false),
+        }))
+    }
+
     /// A device problem: see [`ErrorKind::Device`].
     #[track_caller]
     pub fn device(op: &'static str, detail: impl Into<String>) -> Error {

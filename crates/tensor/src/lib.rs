@@ -49,4 +49,5 @@ pub use eval::{commit, eval};
 pub use label::{Label, PathGuard};
 pub use shape::{MAX_RANK, Shape, Strides};
 pub use slot::Slot;
+pub use half::{bf16, f16};
 pub use tensor::Tensor;

@@ -1,9 +1,11 @@
 //! Evaluation: a traced graph is looked up in the plan cache, lowered if it is new, and run.
 mod cache;
+mod read;
 pub(crate) mod trace;
 mod values;
 
 pub(crate) use cache::Cache;
+pub use read::last_read;
 
 use crate::lower::{Lowered, lower};
 use crate::{Bindings, Buffer, Device, Error, Result, Slot, Tensor};

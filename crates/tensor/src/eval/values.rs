@@ -1,7 +1,9 @@
 //! Values of tensors on the host.
 use crate::graph::Op;
 use crate::tensor::{Inputs, Outs};
+use super::read;
 use crate::{DType, Device, Element, Error, Result, Tensor};
+use std::panic::Location;
 
 impl Tensor {
     /// Computes the value, and keeps it.
@@ -80,6 +82,9 @@ impl Tensor {
         let s = self.shape()?;
         if s.numel() != 1 {
             return Err(Error::shape("item", &[s], "expected exactly one element"));
+        }
+        if cfg!(debug_assertions) {
+            read::note(self, Location::caller());
         }
         Ok(self.to_f64_vec()?[0])
     }

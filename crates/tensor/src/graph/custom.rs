@@ -1,6 +1,6 @@
 //! Operations of a user's crate.
 use crate::plan::Meta;
-use crate::{DType, Result, Shape, Tensor};
+use crate::{CastMode, DType, Element, Error, Result, Shape, Tensor, cast_slice};
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -23,6 +23,35 @@ pub struct HostViewMut<'a> {
     pub dtype: DType,
     /// The elements' bytes, to be filled.
     pub bytes: &'a mut [u8],
+}
+
+impl HostView<'_> {
+    /// The elements; `T` must be the dtype.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if self.dtype != T::DTYPE {
+            let detail = format!("{} elements were asked for", T::DTYPE);
+            return Err(Error::dtype("to_vec", &[self.dtype], detail));
+        }
+        T::vec_from_bytes(self.bytes).map_err(|e| Error::other("to_vec", e.to_string()))
+    }
+
+    /// The elements as f64, whatever the dtype.
+    pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
+        let mut bytes = vec![0; self.shape.numel() * DType::F64.size()];
+        let mode = CastMode::default();
+        cast_slice(self.bytes, self.dtype, &mut bytes, DType::F64, mode)
+            .and_then(|_| f64::vec_from_bytes(&bytes))
+            .map_err(|e| Error::other("to_vec", e.to_string()))
+    }
+}
+
+impl HostViewMut<'_> {
+    /// Writes all elements, each rounded once to the dtype. Error: another number of values than elements.
+    pub fn write<T: Element>(&mut self, values: &[T]) -> Result<()> {
+        let mode = CastMode::default();
+        cast_slice(T::as_bytes(values), T::DTYPE, self.bytes, self.dtype, mode)
+            .map_err(|e| Error::other("write", e.to_string()))
+    }
 }
 
 /// An operation of a user's crate. Its decomposition defines it; a host kernel is optional.

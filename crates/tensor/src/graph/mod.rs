@@ -4,6 +4,7 @@ mod custom;
 mod op;
 
 pub use crate::decompose::decompose;
+pub use crate::eval::last_read;
 pub use crate::tensor::NodeId;
 pub use composite::{AttentionSpec, Composite, DropoutSpec, OptimRule};
 pub use custom::{CustomHandle, CustomOp, HostView, HostViewMut};

@@ -46,6 +46,16 @@ pub enum RandomKey {
     Table(u32),
 }
 
+impl RandomKey {
+    /// The stream of a seed.
+    pub fn seed(seed: u64) -> RandomKey {
+        RandomKey::Value {
+            stream: seed,
+            micro: 0,
+        }
+    }
+}
+
 /// The distribution of random elements.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Distribution {

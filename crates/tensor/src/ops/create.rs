@@ -199,6 +199,20 @@ impl Tensor {
         })
     }
 
+    /// Uniform in `[0, 1)` (F32): the same numbers for the same seed and element, on every device. Has no derivative.
+    #[track_caller]
+    pub fn rand(shape: &[usize], seed: u64, device: &Device) -> Tensor {
+        let key = RandomKey::seed(seed);
+        Tensor::random(Distribution::Uniform, shape, key, None, device)
+    }
+
+    /// Standard normal (F32): the same numbers for the same seed and element. Has no derivative.
+    #[track_caller]
+    pub fn randn(shape: &[usize], seed: u64, device: &Device) -> Tensor {
+        let key = RandomKey::seed(seed);
+        Tensor::random(Distribution::Normal, shape, key, None, device)
+    }
+
     /// A stand-in for input number `n` of a decomposition or of an exported function.
     pub fn placeholder(n: u32, shape: &[usize], dtype: DType, device: &Device) -> Tensor {
         Tensor::make(|| {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
 use bimetal_data::Loader;
 use bimetal_precision::{LossScale, LossScaler};
@@ -52,6 +53,20 @@ impl DataPrint {
             batch: train.batch_size(),
             shuffle: train.shuffle_seed(),
             accumulate,
+        }
+    }
+}
+
+impl fmt::Display for DataPrint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} samples in batches of {}", self.samples, self.batch)?;
+        match self.shuffle {
+            Some(seed) => write!(f, " shuffled with seed {seed}")?,
+            None => write!(f, " in order")?,
+        }
+        match self.accumulate {
+            1 => Ok(()),
+            n => write!(f, " and {n} batches a step"),
         }
     }
 }
@@ -175,7 +190,7 @@ impl Trainer {
         let now = DataPrint::new(train, self.settings.accumulate);
         if data != now {
             return Err(Error::invalid(format!(
-                "the checkpoint `{}` was made with {data:?}, the run has {now:?}; set the same, or train afresh in another folder",
+                "the checkpoint `{}` was made with {data}, the run has {now}; set the same, or train afresh in another folder",
                 checkpoint.folder().display()
             )));
         }

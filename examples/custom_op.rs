@@ -8,9 +8,9 @@
 
 use bimetal::layers::Site;
 use bimetal::prelude::*;
+use bimetal::tensor;
 use bimetal::tensor::graph::{CustomOp, HostView, HostViewMut};
 use bimetal::tensor::plan::Meta;
-use bimetal::tensor;
 use std::sync::Arc;
 
 /// Operands: x `[.., d]` and a `[d]`, of one float dtype; the result is as x. Computes in f32 or wider and rounds once.

@@ -46,8 +46,8 @@ pub use bimetal_dtype::{
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};
 pub use eval::{commit, eval};
+pub use half::{bf16, f16};
 pub use label::{Label, PathGuard};
 pub use shape::{MAX_RANK, Shape, Strides};
 pub use slot::Slot;
-pub use half::{bf16, f16};
 pub use tensor::Tensor;

@@ -1,7 +1,7 @@
 //! Values of tensors on the host.
+use super::read;
 use crate::graph::Op;
 use crate::tensor::{Inputs, Outs};
-use super::read;
 use crate::{DType, Device, Element, Error, Result, Tensor};
 use std::panic::Location;
 

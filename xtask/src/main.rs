@@ -11,6 +11,7 @@ mod golden;
 mod kill;
 mod process;
 mod readme;
+mod tables;
 mod test;
 mod tidy;
 mod workspace;

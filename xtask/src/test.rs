@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::args::Args;
 use crate::process::{cargo, shown};
+use crate::tables::{self, State};
 use crate::workspace::Metadata;
 use crate::{Result, kill};
 
@@ -18,6 +19,7 @@ struct Report {
     passed: usize,
     failed: usize,
     skipped: Vec<String>,
+    tests: Vec<(String, State)>,
     /// Inside a harness's listing of what passing tests printed.
     in_listing: bool,
 }
@@ -66,11 +68,27 @@ fn suite(name: &str) -> Result {
         ));
     };
     let mut report = Report::default();
-    let outcome = execute(cargo(["test", "-p", package, "--test", name]), &mut report);
+    let command = cargo(["test", "-p", package, "--test", name]);
+    let mut outcome = execute(command, &mut report);
+    if name == "pitfalls" {
+        // What must not compile is tested where it is documented.
+        let documented = ["-p", "bimetal-precision", "-p", "bimetal-optim"];
+        let command = cargo(["test", "--doc"].into_iter().chain(documented));
+        let documented = execute(command, &mut report);
+        outcome = outcome.and(documented);
+    }
+    let lines = match name {
+        "pitfalls" => tables::pitfalls(&report.tests),
+        "keras" => tables::keras(&report.tests),
+        _ => Vec::new(),
+    };
+    for line in lines {
+        println!("{line}");
+    }
     finish(outcome, &report)
 }
 
-/// Runs a `cargo test` command, passes its output on and fills the report.
+/// Runs a `cargo test` command passes its output on and fills the report.
 fn execute(mut command: Command, report: &mut Report) -> Result {
     let line = shown(&command);
     println!("$ {line}");
@@ -108,6 +126,7 @@ impl Report {
             let reason = note.trim_start_matches(", ");
             self.skipped.push(format!("{test}: {reason}"));
         }
+        self.tests.extend(State::read(line));
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += number_before(counts, " passed");
             self.failed += number_before(counts, " failed");

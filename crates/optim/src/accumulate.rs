@@ -26,6 +26,17 @@ use bimetal_tensor::{Error, Result, Slot, Tensor, eval};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Gradients that have been unscaled, by whatever scale, cannot be added up:
+///
+/// ```compile_fail,E0308
+/// # use bimetal_layers::Ctx;
+/// # use bimetal_optim::Accumulator;
+/// # use bimetal_precision::{Grads, Unscaled};
+/// fn wrong(window: &mut Accumulator, cx: Ctx, grads: Grads<Unscaled>) {
+///     let _ = window.add(cx, grads);
+/// }
+/// ```
 #[derive(Default)]
 pub struct Accumulator {
     /// Entry `k` is the sum over `2^k` micro-batches, if bit `k` of `count` is set; the loss comes last.

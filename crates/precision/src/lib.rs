@@ -29,6 +29,7 @@ mod halt;
 mod numerics;
 mod outcome;
 mod policy;
+mod replicas;
 mod scale;
 mod scaler;
 mod support;

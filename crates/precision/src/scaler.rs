@@ -232,6 +232,35 @@ fn wide_scalar(loss: &Tensor) -> Tensor {
 }
 
 /// A loss times its scale: what is to be differentiated.
+///
+/// Gradients of a loss that was not scaled do not compile:
+///
+/// ```compile_fail,E0599
+/// # use bimetal_precision::{Grads, Scaled};
+/// # use bimetal_tensor::{Result, Slot, Tensor};
+/// fn wrong(loss: &Tensor, params: &[Slot]) -> Result<Grads<Scaled>> {
+///     loss.grad(params)
+/// }
+/// ```
+///
+/// ```
+/// # use bimetal_precision::{Grads, LossScaler, Scaled};
+/// # use bimetal_tensor::{Result, Slot, Tensor};
+/// fn right(loss: &Tensor, params: &[Slot], scaler: &LossScaler) -> Result<Grads<Scaled>> {
+///     scaler.scale(loss).grad(params)
+/// }
+/// ```
+///
+/// Nor does a loss take the place of a scaled one:
+///
+/// ```compile_fail,E0308
+/// # use bimetal_precision::ScaledLoss;
+/// # use bimetal_tensor::Tensor;
+/// fn differentiate(loss: ScaledLoss) {}
+/// fn wrong(loss: Tensor) {
+///     differentiate(loss);
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ScaledLoss {

@@ -140,7 +140,11 @@ fn run(options: Options) -> Result<()> {
     let (train_text, valid_text) = text.split_at(text.tokens().len() * 9 / 10)?;
     let windows = train_text.random_windows(context, options.seed)?;
     let windows = windows.take(options.limit.unwrap_or(usize::MAX));
-    let train = Loader::new(windows).batch(options.batch).prefetch(2);
+    let train = || {
+        Loader::new(windows.clone())
+            .batch(options.batch)
+            .prefetch(2)
+    };
     let valid = Loader::new(valid_text.windows(context)?)
         .batch(64)
         .prefetch(2);
@@ -161,7 +165,7 @@ fn run(options: Options) -> Result<()> {
         .clip_norm(1.0)
         .steps_per_epoch(500);
     let mut trainer = folder.trainer(trainer, &options);
-    let report = trainer.fit_steps(&next_character, train, Some(valid), steps)?;
+    let report = trainer.fit_steps(&next_character, train(), Some(valid), steps)?;
 
     println!("\n{}", write(&net, &store, &text, context, options.seed)?);
     println!(
@@ -172,6 +176,7 @@ fn run(options: Options) -> Result<()> {
     );
     print!("{report}");
     println!("\nrun folder: {}", folder.path().display());
+    bimetal_examples::report(&options, &mut trainer, &next_character, train())?;
     Figures::new(&options, &report).write(&options)
 }
 

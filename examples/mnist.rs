@@ -89,15 +89,17 @@ fn run(options: Options) -> Result<()> {
     let images = mnist(&options.data, Split::Train)?;
     let images = images.take(options.limit.unwrap_or(usize::MAX));
     let seed = options.seed;
-    let train = Loader::new(images)
-        .batch(options.batch)
-        .shuffle(seed)
-        .map(move |batch| shifted(batch, seed))
-        .prefetch(2);
+    let train = || {
+        Loader::new(images.clone())
+            .batch(options.batch)
+            .shuffle(seed)
+            .map(move |batch| shifted(batch, seed))
+            .prefetch(2)
+    };
     let test = Loader::new(mnist(&options.data, Split::Test)?)
         .batch(250)
         .prefetch(2);
-    let steps = train.batches_per_epoch()? * options.length;
+    let steps = train().batches_per_epoch()? * options.length;
 
     let device = bimetal::device(&options.device, options.threads)?;
     let store = ParamStore::new(&device, options.policy.clone()).seed(options.seed);
@@ -116,7 +118,7 @@ fn run(options: Options) -> Result<()> {
     };
     let trainer = Trainer::new(&store, Adam::new(decay));
     let mut trainer = folder.trainer(trainer, &options);
-    let report = trainer.fit(&classify, train, Some(test), options.length as usize)?;
+    let report = trainer.fit(&classify, train(), Some(test), options.length as usize)?;
 
     let accuracy = report.valid.get("accuracy").unwrap_or(f64::NAN);
     println!(
@@ -128,6 +130,7 @@ fn run(options: Options) -> Result<()> {
     print!("{report}");
     println!("{:<22}{:>12.2} %", "test accuracy", 100.0 * accuracy);
     println!("\nrun folder: {}", folder.path().display());
+    bimetal_examples::report(&options, &mut trainer, &classify, train())?;
 
     let mut figures = Figures::new(&options, &report);
     figures.set("test_accuracy", accuracy.into());

@@ -14,6 +14,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as layout_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 from tensorboard.plugins.text import metadata as text_metadata
@@ -59,11 +61,11 @@ def read_folder(folder):
             ],
         }
 
-    plugins = (scalar_metadata, histogram_metadata, text_metadata)
+    plugins = (scalar_metadata, histogram_metadata, text_metadata, layout_metadata)
     keep_all = {plugin.PLUGIN_NAME: 0 for plugin in plugins}
     accumulator = EventAccumulator(folder, tensor_size_guidance=keep_all)
     accumulator.Reload()
-    scalars, histograms, texts = {}, {}, {}
+    scalars, histograms, texts, layout = {}, {}, {}, {}
     for tag in accumulator.Tags()["tensors"]:
         plugin = accumulator.SummaryMetadata(tag).plugin_data.plugin_name
         points = [(e.step, tensor_util.make_ndarray(e.tensor_proto)) for e in accumulator.Tensors(tag)]
@@ -73,7 +75,11 @@ def read_folder(folder):
             histograms[tag] = [[step, value.tolist()] for step, value in points]
         elif plugin == text_metadata.PLUGIN_NAME:
             texts[tag] = [[step, [item.decode() for item in value.tolist()]] for step, value in points]
-    return {"files": raw, "scalars": scalars, "histograms": histograms, "texts": texts}
+        elif tag == layout_metadata.CONFIG_SUMMARY_TAG and plugin == layout_metadata.PLUGIN_NAME:
+            page = layout_pb2.Layout.FromString(points[-1][1].item())
+            for category in page.category:
+                layout[category.title] = {chart.title: list(chart.multiline.tag) for chart in category.chart}
+    return {"files": raw, "scalars": scalars, "histograms": histograms, "texts": texts, "layout": layout}
 
 
 def main():

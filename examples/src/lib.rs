@@ -6,7 +6,7 @@ mod run;
 
 pub use options::{Defaults, Extra, Options};
 pub use random::Random;
-pub use run::{Figures, Folder};
+pub use run::{Figures, Folder, report};
 
 use bimetal::Result;
 use std::process::ExitCode;

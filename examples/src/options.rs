@@ -63,11 +63,13 @@ pub struct Options {
     pub resume: bool,
     /// `--json`.
     pub json: Option<PathBuf>,
+    /// `--report`.
+    pub report: Option<PathBuf>,
     extra: Vec<(&'static str, usize)>,
 }
 
 /// Name, value and meaning of the options that all examples take; `--epochs` or `--steps` comes beside them.
-const COMMON: [[&str; 3]; 12] = [
+const COMMON: [[&str; 3]; 13] = [
     [
         "policy",
         "NAME",
@@ -95,6 +97,11 @@ const COMMON: [[&str; 3]; 12] = [
         "go on from the newest checkpoint in --out, if there is one",
     ],
     ["json", "FILE", "write the figures of the run to FILE"],
+    [
+        "report",
+        "DIR",
+        "write a precision report of the trained model to DIR",
+    ],
     ["help", "", "print this"],
 ];
 
@@ -119,6 +126,7 @@ impl Options {
             save_every: None,
             resume: false,
             json: None,
+            report: None,
             extra: defaults.extra.iter().map(|e| (e.name, e.value)).collect(),
         };
         let mut words = words.into_iter();
@@ -168,6 +176,7 @@ impl Options {
             "out" => self.out = Some(value.into()),
             "save-every" => self.save_every = Some(number(name, &value, 1)?),
             "json" => self.json = Some(value.into()),
+            "report" => self.report = Some(value.into()),
             _ if name == defaults.length.0 => self.length = number(name, &value, 1)?,
             _ => {
                 let known = self.extra.iter_mut().find(|(extra, _)| *extra == name);

@@ -1,7 +1,8 @@
 //! The folder of a run and its figures.
 
 use crate::Options;
-use bimetal::train::{JsonlLogger, Report, TensorBoard, Trainer};
+use bimetal::data::Loader;
+use bimetal::train::{JsonlLogger, Report, Task, TensorBoard, Trainer};
 use bimetal::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::fs::OpenOptions;
@@ -58,6 +59,22 @@ impl Folder {
             None => trainer,
         }
     }
+}
+
+/// Writes the precision report of eight more steps where `--report` says, if it does.
+pub fn report(
+    options: &Options,
+    trainer: &mut Trainer,
+    task: &dyn Task,
+    data: Loader,
+) -> Result<()> {
+    let Some(dir) = &options.report else {
+        return Ok(());
+    };
+    let report = trainer.precision_report(task, data, 8)?;
+    report.titled(options.name).write(dir)?;
+    println!("precision report: {}", dir.join("precision.html").display());
+    Ok(())
 }
 
 /// `20260131-235959`, in UTC.

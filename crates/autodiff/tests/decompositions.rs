@@ -105,6 +105,8 @@ fn all(d: DType, w: DType) -> Vec<(Composite, Vec<Tensor>)> {
             vec![x(&[2, 12]), f(&[2, 3]), f(&[2, 3]), x(&[2, 3]), f(&[2, 3])],
         ),
         (GradStats, vec![x(&[2]), f(&[0, 3]), x(&[])]),
+        (ExponentHistogram { to: DType::F16 }, vec![x(&[2, 3])]),
+        (ExponentHistogram { to: DType::BF16 }, vec![f(&[0, 3])]),
     ];
     let scalar = || zeros(&[], DType::F32);
     let head = || vec![zeros(&[], DType::Bool), scalar(), scalar(), scalar()];

@@ -236,6 +236,91 @@ fn gradient_statistics_have_the_bits_of_their_decomposition() {
     }
 }
 
+/// The native kernel, the decomposition and a count in f64 on the host agree, for numbers of all sizes and for every dtype whose limits count.
+#[test]
+fn exponent_histograms_are_those_of_a_count_in_f64() {
+    use bimetal_tensor::graph::{EXPONENT_BINS, bin_exponent};
+    let d = cpu();
+    let mut v: Vec<f32> = (0u32..40_000)
+        .map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9).rotate_left(7)))
+        .collect();
+    // Around what f16 and bf16 can hold, where the casts round one way or the other.
+    for x in [
+        65504.0f32,
+        65520.0,
+        65519.99,
+        3.3961775e38,
+        6.1035156e-5,
+        6.097_555e-5,
+    ] {
+        v.extend([x, x.next_up(), x.next_down(), -x]);
+    }
+    for e in [-24, -25, -26, -133, -134, -149] {
+        let x = 2f64.powi(e) as f32;
+        v.extend([x, x.next_up(), x.next_down(), -x]);
+    }
+    v.extend([0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
+    for to in [
+        DType::F16,
+        DType::BF16,
+        DType::F8E4M3,
+        DType::F8E5M2,
+        DType::F32,
+    ] {
+        for from in [DType::F32, DType::BF16, DType::F16] {
+            let x = Tensor::from_slice(&v, &[v.len()], &d).cast(from);
+            let wide = x.to_f64_vec().unwrap();
+            let rounded = Tensor::from_slice(&v, &[v.len()], &d).cast(from).cast(to);
+            let rounded = rounded.to_f64_vec().unwrap();
+            let mut counts = vec![0i32; 2 * EXPONENT_BINS];
+            let mut lost = [0i32; 3];
+            let (mut sum, mut magnitudes, mut finite) = (0.0, 0.0, 0);
+            for (x, y) in wide.iter().zip(&rounded) {
+                let row = (*x < 0.0) as usize * EXPONENT_BINS;
+                let bin = (0..EXPONENT_BINS - 2).find(|b| match bin_exponent(*b) {
+                    None => *x == 0.0,
+                    Some(e) => x.abs() >= 2f64.powi(e) && x.abs() < 2f64.powi(e + 1),
+                });
+                let special = EXPONENT_BINS - 2 + x.is_nan() as usize;
+                counts[row + bin.unwrap_or(special)] += 1;
+                if x.is_finite() {
+                    finite += 1;
+                    sum += x;
+                    magnitudes += x.abs();
+                    lost[0] += (*x != 0.0 && *y == 0.0) as i32;
+                    lost[1] += (*y != 0.0 && y.abs() < to.smallest_normal()) as i32;
+                    lost[2] += !y.is_finite() as i32;
+                }
+            }
+            assert!(finite > 10_000);
+            let c = Composite::ExponentHistogram { to };
+            let native = Tensor::composite(c, &[&x]);
+            let native = [0, 1, 2].map(|i| native.output(i));
+            let plain = decompose(&c, std::slice::from_ref(&x));
+            for t in [&native[..], &plain] {
+                assert_eq!(t[0].to_vec::<i32>().unwrap(), counts, "{from} {to}");
+                assert_eq!(t[1].to_vec::<i32>().unwrap(), lost, "{from} {to}");
+                let m = t[2].to_f64_vec().unwrap();
+                let kept = || wide.iter().filter(|x| x.is_finite());
+                assert_eq!(m[0], kept().fold(f64::INFINITY, |a, b| a.min(*b)));
+                assert_eq!(m[1], kept().fold(f64::NEG_INFINITY, |a, b| a.max(*b)));
+                if from == DType::F16 {
+                    assert!((m[2] - sum).abs() < 1e-5 * magnitudes, "{} {sum}", m[2]);
+                    assert!((m[3] / magnitudes - 1.0).abs() < 1e-5);
+                }
+            }
+            let bits = |t: &Tensor| t.to_bytes().unwrap();
+            assert_eq!(bits(&native[2]), bits(&plain[2]), "{from} {to}");
+        }
+    }
+    let nothing = Tensor::zeros(&[0, 3], DType::F32, &d);
+    let (counts, lost, m) = nothing.exponent_histogram(DType::F16);
+    assert_eq!(counts.cast(DType::I32).sum_all().item().unwrap(), 0.0);
+    assert_eq!(lost.to_vec::<i32>().unwrap(), [0; 3]);
+    let m = m.to_vec::<f32>().unwrap();
+    assert_eq!(m, [f32::INFINITY, f32::NEG_INFINITY, 0.0, 0.0, 0.0]);
+}
+
 #[test]
 fn turned_operands_of_every_dtype_are_read_right() {
     let d = cpu();

@@ -2,7 +2,7 @@
 use crate::group::{Settings, decay, settings};
 use crate::handle::Numbers;
 use crate::schedule::rate;
-use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle};
+use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle, Watch};
 use bimetal_layers::Ctx;
 use bimetal_precision::{Checks, Grads, Unscaled};
 use bimetal_tensor::graph::{Attr, Composite, OptimRule};
@@ -233,6 +233,7 @@ impl Engine {
         cx: Ctx,
         grads: &Grads<Unscaled>,
         also: &[&Tensor],
+        watch: &mut Watch<'_>,
     ) -> Result<StepHandle> {
         let params: Arc<[Slot]> = grads.slots().cloned().collect();
         self.init(&params)?;
@@ -289,11 +290,13 @@ impl Engine {
         }
         .pack();
         let pairs: Vec<(&Slot, &Tensor)> = writes.iter().map(|(s, t)| (s, t)).collect();
+        let watched = watch(&writes);
         // The checks come first, so that each is computed as soon as what it looks at is there.
         let outputs: Vec<&Tensor> = first_checked
             .into_iter()
             .chain([&stats])
             .chain(also.iter().copied())
+            .chain(&watched)
             .collect();
         commit(&outputs, &pairs)?;
         self.attempted += 1;

@@ -49,6 +49,6 @@ pub use adam::{Adam, AdamW};
 pub use ema::{Averages, Ema};
 pub use group::ParamGroup;
 pub use handle::{Notice, StepHandle};
-pub use optimizer::Optimizer;
+pub use optimizer::{Optimizer, Watch};
 pub use schedule::{Cosine, Exponential, LinearDecay, Schedule, StepDecay, Warmup, warmup_cosine};
 pub use sgd::Sgd;

@@ -4,6 +4,9 @@ use bimetal_layers::Ctx;
 use bimetal_precision::{Grads, Unscaled};
 use bimetal_tensor::{Error, Result, Slot, Tensor};
 
+/// What looks at the values that a step is about to write, and returns what is to be computed of them; see [`Optimizer::step_watched`].
+pub type Watch<'a> = dyn FnMut(&[(Slot, Tensor)]) -> Vec<Tensor> + 'a;
+
 /// Updates parameters by their gradients. A step is a transaction: weights, moments, averages, statistics of layers, the counter of applied steps (on which schedule and bias
 /// correction depend) and the loss scale advance together; a step with a gradient that is not finite changes the loss scale and nothing else.
 ///
@@ -59,6 +62,19 @@ pub trait Optimizer: Send {
     /// [`Optimizer::step_with`] without anything else to compute.
     fn step(&mut self, cx: Ctx, grads: Grads<Unscaled>) -> Result<StepHandle> {
         self.step_with(cx, grads, &[])
+    }
+
+    /// As [`Optimizer::step_with`], and `watch` is shown what the step is about to write, as slots with their new values: the tensors it returns are computed by
+    /// the same plan. An optimizer that cannot show it does not call `watch`.
+    fn step_watched(
+        &mut self,
+        cx: Ctx,
+        grads: Grads<Unscaled>,
+        also: &[&Tensor],
+        watch: &mut Watch<'_>,
+    ) -> Result<StepHandle> {
+        let _ = watch;
+        self.step_with(cx, grads, also)
     }
 
     /// Keeps averages of the weights from the first step on; an error once the optimizer has been used, or if it cannot.
@@ -121,7 +137,17 @@ macro_rules! optimizer {
                 grads: bimetal_precision::Grads<bimetal_precision::Unscaled>,
                 also: &[&bimetal_tensor::Tensor],
             ) -> bimetal_tensor::Result<$crate::StepHandle> {
-                self.engine.step(cx, &grads, also)
+                self.engine.step(cx, &grads, also, &mut |_| Vec::new())
+            }
+
+            fn step_watched(
+                &mut self,
+                cx: bimetal_layers::Ctx,
+                grads: bimetal_precision::Grads<bimetal_precision::Unscaled>,
+                also: &[&bimetal_tensor::Tensor],
+                watch: &mut $crate::Watch<'_>,
+            ) -> bimetal_tensor::Result<$crate::StepHandle> {
+                self.engine.step(cx, &grads, also, watch)
             }
 
             fn set_ema(&mut self, ema: $crate::Ema) -> bimetal_tensor::Result<()> {

@@ -277,6 +277,39 @@ impl Tensor {
         t
     }
 
+    /// A node like this one on other inputs of the same shapes, where floats of 8 and 16 bits are f32: for passes that ask what a graph would give if
+    /// nothing were rounded to them. Casts to those dtypes become casts to f32; leaves of those dtypes are cast.
+    pub fn widened(&self, inputs: &[Tensor]) -> Tensor {
+        let wide = |d: DType| match d {
+            DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 => DType::F32,
+            d => d,
+        };
+        let node = &self.node;
+        if node.inputs.is_empty() || node.inputs.len() != inputs.len() {
+            return match node.outs.iter().all(|m| m.dtype == wide(m.dtype)) {
+                true => self.clone(),
+                false => node.label.inherit(|| self.cast(wide(self.dtype()))),
+            };
+        }
+        let mut t = node.label.inherit(|| match &node.op {
+            Op::Cast(_) => inputs[0].cast(wide(self.dtype())),
+            Op::Composite(c) => Tensor::composite(*c, &inputs.iter().collect::<Vec<_>>()),
+            Op::Custom(c) => Tensor::custom(c.0.clone(), &inputs.iter().collect::<Vec<_>>()),
+            op => {
+                let outs = node.outs.iter().map(|m| Meta {
+                    dtype: wide(m.dtype),
+                    ..*m
+                });
+                let inputs = inputs.iter().cloned().collect();
+                Tensor::node(op.clone(), inputs, outs.collect(), Label::current())
+            }
+        });
+        if t.error().is_none() && t.output_count() > 1 {
+            t.out = self.out;
+        }
+        t
+    }
+
     pub(crate) fn value(&self) -> Option<&Buffer> {
         self.node.values.get(self.out as usize)?.get()
     }

@@ -34,6 +34,7 @@ mod error;
 mod files;
 mod logs;
 mod metrics;
+mod precision;
 mod progress;
 mod tensorboard;
 mod trainer;
@@ -50,6 +51,10 @@ pub use checkpoint::{
 pub use error::{Error, ErrorKind, Problem, Result};
 pub use logs::Logs;
 pub use metrics::{Accuracy, Mean};
+pub use precision::{
+    Advice, LayerReport, LayerStats, PrecisionReport, ScaleRange, Severity, Updates, Values,
+    precision_report,
+};
 pub use progress::{Progress, ProgressState};
 pub use tensorboard::{EventWriter, Histogram};
 pub use trainer::{

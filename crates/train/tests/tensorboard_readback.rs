@@ -179,6 +179,7 @@ fn callback_writes_what_keras_writes() {
                         step,
                         loss: 0.5,
                         scale: 8.0,
+                        grad_norm: 0.5,
                         outcome,
                         applied,
                     })

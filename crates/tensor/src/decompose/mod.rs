@@ -3,6 +3,7 @@
 //!
 //! 8- and 16-bit floats are cast to f32 first and every result is rounded once at the end; f64 stays f64.
 mod attention;
+mod exponents;
 mod loss;
 mod norm;
 mod optim;
@@ -56,6 +57,7 @@ fn build(c: &Composite, x: &[Tensor]) -> Result<Vec<Tensor>> {
         Composite::LstmCell => recurrent::lstm_cell(&x[0], &x[1]),
         Composite::LstmCellGrad => recurrent::lstm_cell_grad(x),
         Composite::GradStats => stats::grad_stats(x)?,
+        Composite::ExponentHistogram { to } => exponents::histogram(&x[0], to)?,
         Composite::OptimUpdate {
             rule,
             beta1,
@@ -88,7 +90,8 @@ fn outputs(c: &Composite, inputs: usize) -> usize {
         | Composite::LayerNormGrad
         | Composite::BatchNormGrad
         | Composite::AttentionGrad(_)
-        | Composite::GradStats => 3,
+        | Composite::GradStats
+        | Composite::ExponentHistogram { .. } => 3,
         Composite::BatchNorm { .. } => 4,
         Composite::CrossEntropy { .. }
         | Composite::Attention(_)

@@ -1,6 +1,7 @@
 //! Composites: operations with a contract of their own (f32 inside, rounded once at the end) and a
 //! mandatory decomposition into the other operations (see `decompose`). A backend may run them natively.
 use super::{Attr, RandomKey};
+use crate::DType;
 
 /// Dropout inside a composite.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -105,6 +106,13 @@ pub enum Composite {
     /// All-finite flag (Bool scalar), sum of squares (f32 scalar), number of the first operand that is not finite
     /// (I32, -1 if none) of many tensors.
     GradStats,
+    /// Where the elements of one tensor lie, looked at in f32: counts by sign and exponent (I32 `[2, EXPONENT_BINS]`; zeros and NaN with the
+    /// positive numbers), how many finite ones rounding to `to` would make zero, subnormal and infinite (I32 `[3]`; zeros are in none), and of
+    /// the finite ones minimum, maximum, sum, sum of magnitudes and sum of squares (F32 `[5]`; infinity and minus infinity are the extremes of nothing).
+    ExponentHistogram {
+        /// The dtype whose limits count.
+        to: DType,
+    },
     /// An optimizer's update of many parameters at once, skipped as a whole unless `apply`.
     /// Inputs: apply (Bool), lr, factor on the gradients (both f32), the count of applied steps *including* this one (f32),
     /// then per parameter: weight, gradient, moments. Outputs per parameter: weight, moments. All f32 (or f64 alike).
@@ -142,6 +150,7 @@ impl Composite {
             LstmCell => "lstm_cell",
             LstmCellGrad => "lstm_cell_grad",
             GradStats => "grad_stats",
+            ExponentHistogram { .. } => "exponent_histogram",
             OptimUpdate { .. } => "optim_update",
         }
     }

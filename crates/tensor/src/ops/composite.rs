@@ -1,6 +1,6 @@
 //! Composite operations: inference of their results, and their builders.
 use super::axis_of;
-use crate::graph::{AttentionSpec, Attr, Composite, CustomHandle, CustomOp, Op};
+use crate::graph::{AttentionSpec, Attr, Composite, CustomHandle, CustomOp, EXPONENT_BINS, Op};
 use crate::plan::Meta;
 use crate::tensor::{Inputs, Outs};
 use crate::{DType, Error, Label, Result, Shape, Tensor};
@@ -160,6 +160,18 @@ pub(crate) fn infer_composite(c: &Composite, x: &[Meta]) -> Result<Vec<Meta>> {
                 meta(s, DType::Bool),
                 meta(s, DType::F32),
                 meta(s, DType::I32),
+            ]
+        }
+        Composite::ExponentHistogram { to } => {
+            arity(1)?;
+            if !to.is_float() {
+                return bad_type("the dtype whose limits count must be a float");
+            }
+            let shape = |dims: &[usize]| Shape::new(dims).unwrap_or(Shape::scalar());
+            vec![
+                meta(shape(&[2, EXPONENT_BINS]), DType::I32),
+                meta(shape(&[3]), DType::I32),
+                meta(shape(&[5]), DType::F32),
             ]
         }
         Composite::OptimUpdate { rule, .. } => {
@@ -356,6 +368,15 @@ impl Tensor {
     #[track_caller]
     pub fn grad_stats(tensors: &[&Tensor]) -> (Tensor, Tensor, Tensor) {
         let t = Tensor::composite(Composite::GradStats, tensors);
+        (t.output(0), t.output(1), t.output(2))
+    }
+
+    /// Where the elements of this float tensor lie, looked at in f32: counts by sign and exponent (I32 `[2, EXPONENT_BINS]`, see
+    /// [`crate::graph::exponent_bin`]); how many finite ones rounding to `to` would make zero, subnormal and infinite (I32 `[3]`); and minimum, maximum, sum, sum of magnitudes
+    /// and sum of squares of the finite ones (F32 `[5]`). Has no derivative.
+    #[track_caller]
+    pub fn exponent_histogram(&self, to: DType) -> (Tensor, Tensor, Tensor) {
+        let t = Tensor::composite(Composite::ExponentHistogram { to }, &[self]);
         (t.output(0), t.output(1), t.output(2))
     }
 

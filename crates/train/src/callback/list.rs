@@ -4,7 +4,7 @@ use bimetal_precision::Culprit;
 use serde_json::{Value, json};
 
 use super::{Callback, Control, SaveRequest, StepRecord, TrainInfo};
-use crate::{Logs, Result};
+use crate::{LayerStats, Logs, Result};
 
 /// The callbacks of a run, called in the order they were added; all of them are called even when one stops training.
 #[derive(Default)]
@@ -132,6 +132,19 @@ impl Callbacks {
             } else {
                 Ok(Control::Continue)
             }
+        })
+    }
+
+    /// Whether any callback wants to see the layers in the last step of this epoch.
+    pub fn wants_layers(&self, epoch: usize) -> bool {
+        self.0.iter().any(|c| c.wants_layers(epoch))
+    }
+
+    /// Calls [`Callback::on_layers`] of those that want them.
+    pub fn on_layers(&mut self, epoch: usize, layers: &[LayerStats]) -> Result<Actions> {
+        self.each(|c| match c.wants_layers(epoch) {
+            true => c.on_layers(epoch, layers),
+            false => Ok(Control::Continue),
         })
     }
 

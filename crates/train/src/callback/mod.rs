@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 use bimetal_precision::Culprit;
 
-use crate::{Logs, Result};
+use crate::{LayerStats, Logs, Result};
 
 pub use csv::CsvLogger;
 pub use early_stopping::EarlyStopping;
@@ -103,6 +103,16 @@ pub trait Callback: Send {
 
     /// The parameters after an epoch, as (path, elements), when [`Callback::wants_weights`] asked for them.
     fn on_weights(&mut self, epoch: usize, weights: &[(String, Vec<f32>)]) -> Result<Control> {
+        Ok(Control::Continue)
+    }
+
+    /// Whether [`Callback::on_layers`] is wanted of this epoch. Its last step then computes the numbers beside its own; other steps cost nothing.
+    fn wants_layers(&self, epoch: usize) -> bool {
+        false
+    }
+
+    /// What the last step of an epoch saw of the layers, when [`Callback::wants_layers`] asked for it. Steps that accumulate see nothing.
+    fn on_layers(&mut self, epoch: usize, layers: &[LayerStats]) -> Result<Control> {
         Ok(Control::Continue)
     }
 
@@ -207,6 +217,8 @@ pub struct StepRecord {
     pub loss: f32,
     /// The loss scale used in this step, 1 without scaling.
     pub scale: f32,
+    /// The global norm of the unscaled gradients, before clipping.
+    pub grad_norm: f32,
     /// Whether the step changed the state.
     pub outcome: Outcome,
     /// Applied steps after this one.

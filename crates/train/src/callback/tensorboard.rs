@@ -6,14 +6,25 @@ use bimetal_precision::Culprit;
 
 use super::batches::BatchCounter;
 use super::{Callback, Control, Frequency, Outcome, StepRecord, TrainInfo};
-use crate::{Error, EventWriter, Histogram, Logs, Result};
+use crate::{Error, EventWriter, Histogram, LayerStats, Logs, Result};
+
+/// The charts of the page "precision" of the custom scalars dashboard, and the tags they show.
+const CHARTS: [(&str, &str); 6] = [
+    ("loss", "^(batch|epoch)_loss$"),
+    ("loss scale", "^(batch|epoch)_loss_scale$"),
+    ("skipped steps", "^(batch|epoch)_skipped_steps$"),
+    ("gradient norm", "^(batch|epoch)_grad_norm$"),
+    ("gradient norm of each layer", "^grad_norm/"),
+    ("update relative to weights of each layer", "^update_ratio/"),
+];
 
 /// Logs to TensorBoard with the names and folders of Keras.
 ///
 /// Runs `LOG_DIR/train` and `LOG_DIR/validation`; `epoch_<name>` over epochs, `batch_<name>` over batches when
-/// [`TensorBoard::update_freq`] asks for them, `evaluation_<name>_vs_iterations` over applied steps. Loss scale and
-/// number of skipped steps are among both; with numerics checks on, the culprit of each skipped step is the text
-/// `skipped_step`.
+/// [`TensorBoard::update_freq`] asks for them, `evaluation_<name>_vs_iterations` over applied steps. Loss scale, number of skipped
+/// steps and norm of the gradients are among both; with numerics checks on, the culprit of each skipped step is the text
+/// `skipped_step`. [`TensorBoard::histogram_freq`] adds what the layers look like: `grad_norm/<layer>`, `update_ratio/<layer>`, and
+/// histograms of weights, gradients and activations. The dashboard "custom scalars" has a page "precision" of these.
 #[derive(Debug)]
 pub struct TensorBoard {
     log_dir: PathBuf,
@@ -31,6 +42,7 @@ pub struct TensorBoard {
 #[derive(Debug, Default)]
 struct Steps {
     scale: Option<f32>,
+    norm: f32,
     skipped: u64,
     applied: u64,
 }
@@ -56,7 +68,8 @@ impl TensorBoard {
         self
     }
 
-    /// Epochs from one set of weight histograms to the next; default 0, none.
+    /// Epochs from one set of histograms and layer statistics to the next; default 0, none. The step that ends such an epoch computes them itself, on the device;
+    /// no other step costs more.
     pub fn histogram_freq(mut self, epochs: usize) -> Self {
         self.histogram_freq = epochs;
         self
@@ -92,6 +105,7 @@ impl TensorBoard {
             for (name, value) in [
                 ("loss_scale", f64::from(scale)),
                 ("skipped_steps", self.steps.skipped as f64),
+                ("grad_norm", f64::from(self.steps.norm)),
             ] {
                 if logs.get(name).is_none() {
                     logs.set(name, value);
@@ -127,11 +141,13 @@ impl Callback for TensorBoard {
             Some((step, _)) => EventWriter::resume(dir, step)?,
             None => EventWriter::create(dir)?,
         });
+        self.train()?.layout("precision", &CHARTS)?;
         Ok(Control::Continue)
     }
 
     fn on_step(&mut self, record: &StepRecord) -> Result<Control> {
         self.steps.scale = Some(record.scale);
+        self.steps.norm = record.grad_norm;
         self.steps.applied = record.applied;
         self.steps.skipped += u64::from(record.outcome == Outcome::Skipped);
         Ok(Control::Continue)
@@ -190,6 +206,35 @@ impl Callback for TensorBoard {
             let histogram = Histogram::new(elements.iter().copied().map(f64::from));
             self.train()?
                 .histogram(&format!("{path}/histogram"), &histogram, epoch as u64)?;
+        }
+        Ok(Control::Continue)
+    }
+
+    fn wants_layers(&self, epoch: usize) -> bool {
+        self.wants_weights(epoch)
+    }
+
+    fn on_layers(&mut self, epoch: usize, layers: &[LayerStats]) -> Result<Control> {
+        let (step, writer) = (epoch as u64, self.train()?);
+        for layer in layers {
+            let path = &layer.path;
+            for (name, value) in [
+                ("grad_norm", layer.grad_norm),
+                ("update_ratio", layer.update_ratio),
+            ] {
+                if let Some(value) = value {
+                    writer.scalar(&format!("{name}/{path}"), value, step)?;
+                }
+            }
+            for (name, histogram) in [
+                ("activations", &layer.activations),
+                ("activation_gradients", &layer.activation_grads),
+                ("gradients", &layer.weight_grads),
+            ] {
+                if let Some(histogram) = histogram {
+                    writer.histogram(&format!("{path}/{name}"), histogram, step)?;
+                }
+            }
         }
         Ok(Control::Continue)
     }

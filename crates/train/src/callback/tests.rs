@@ -38,6 +38,7 @@ fn record(step: u64, loss: f32) -> StepRecord {
         step,
         loss,
         scale: 1024.0,
+        grad_norm: 0.5,
         outcome,
         applied: step - u64::from(step >= 2),
     }

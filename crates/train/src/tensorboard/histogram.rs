@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use bimetal_tensor::graph::{EXPONENT_BINS, INFINITE_BIN, LOWEST_EXPONENT, bin_exponent};
+
 /// A histogram over TensorBoard's exponential buckets: limits ±1e-12 · 1.1^n up to 1e20, 0 and ±`f64::MAX`
 /// (the default buckets of TensorFlow's `histogram.cc`).
 ///
@@ -60,26 +62,76 @@ impl Histogram {
         if count == 0 {
             (min, max) = (0.0, 0.0);
         }
-
-        // A reader takes the previous limit as the left edge, so an empty bucket stays only where a filled one follows.
-        let (mut kept_limits, mut kept_counts) = (Vec::new(), Vec::new());
-        for (i, &n) in buckets.iter().enumerate() {
-            let next_is_filled = buckets.get(i + 1).is_some_and(|&next| next > 0);
-            if n > 0 || next_is_filled {
-                kept_limits.push(limits[i]);
-                kept_counts.push(n as f64);
-            }
-        }
+        let (limits, counts) = merged(limits.iter().copied().zip(buckets));
         Self {
             min,
             max,
             count,
             sum,
             sum_squares,
-            limits: kept_limits,
-            counts: kept_counts,
+            limits,
+            counts,
             non_finite,
         }
+    }
+
+    /// Of counts by sign and exponent, as [`bimetal_tensor::Tensor::exponent_histogram`] gives them, and minimum, maximum, sum and sum of squares: buckets of
+    /// one power of two each. All values are divided by `scale`.
+    pub(crate) fn of_exponents(counts: &[i32], moments: [f64; 4], scale: f64) -> Self {
+        let at = |bin: usize| u64::from(counts.get(bin).copied().unwrap_or(0).unsigned_abs());
+        let exponents = || (1..INFINITE_BIN).filter_map(|bin| Some((bin, bin_exponent(bin)?)));
+        let power = |e: i32| f64::from(e).exp2() / scale;
+        let negative = exponents().rev();
+        let buckets = negative
+            .map(|(bin, e)| (-power(e), at(EXPONENT_BINS + bin)))
+            .chain([(power(LOWEST_EXPONENT), at(0))])
+            .chain(exponents().map(|(bin, e)| (power(e + 1), at(bin))));
+        let buckets: Vec<_> = buckets.collect();
+        let special = [INFINITE_BIN, INFINITE_BIN + 1];
+        let non_finite = special.map(|bin| at(bin) + at(EXPONENT_BINS + bin));
+        let count = buckets.iter().map(|(_, n)| n).sum();
+        let [min, max, sum, sum_squares] = match count {
+            0 => [0.0; 4],
+            _ => moments,
+        };
+        let (limits, counts) = merged(buckets.into_iter());
+        Self {
+            min: min / scale,
+            max: max / scale,
+            count,
+            sum: sum / scale,
+            sum_squares: sum_squares / scale / scale,
+            limits,
+            counts,
+            non_finite: non_finite.iter().sum(),
+        }
+    }
+
+    /// Adds the values of another histogram.
+    pub(crate) fn join(mut self, other: &Self) -> Self {
+        if self.count == 0 || other.count == 0 {
+            let non_finite = self.non_finite + other.non_finite;
+            let all = if self.count == 0 { other.clone() } else { self };
+            return Self { non_finite, ..all };
+        }
+        let all = self.buckets().chain(other.buckets());
+        let mut buckets: Vec<(f64, u64)> = all.map(|(limit, n)| (limit, n as u64)).collect();
+        buckets.sort_by(|a, b| a.0.total_cmp(&b.0));
+        buckets.dedup_by(|b, a| {
+            let same = a.0 == b.0;
+            if same {
+                a.1 += b.1;
+            }
+            same
+        });
+        (self.limits, self.counts) = buckets.iter().map(|(limit, n)| (*limit, *n as f64)).unzip();
+        self.min = self.min.min(other.min);
+        self.max = self.max.max(other.max);
+        self.count += other.count;
+        self.sum += other.sum;
+        self.sum_squares += other.sum_squares;
+        self.non_finite += other.non_finite;
+        self
     }
 
     /// Number of finite values.
@@ -96,6 +148,19 @@ impl Histogram {
     pub fn buckets(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.limits.iter().copied().zip(self.counts.iter().copied())
     }
+}
+
+/// Limits and counts without runs of empty buckets. A reader takes the previous limit as the left edge, so an empty bucket stays only where a filled one follows.
+fn merged(buckets: impl Iterator<Item = (f64, u64)>) -> (Vec<f64>, Vec<f64>) {
+    let mut buckets = buckets.peekable();
+    let mut kept = Vec::new();
+    while let Some((limit, n)) = buckets.next() {
+        let next_is_filled = buckets.peek().is_some_and(|(_, next)| *next > 0);
+        if n > 0 || next_is_filled {
+            kept.push((limit, n as f64));
+        }
+    }
+    kept.into_iter().unzip()
 }
 
 #[cfg(test)]
@@ -128,6 +193,45 @@ mod tests {
         let h = Histogram::new([f64::NAN, f64::INFINITY, 1.0, f64::NEG_INFINITY]);
         assert_eq!((h.count(), h.non_finite()), (1, 3));
         assert_eq!((h.min, h.max, h.sum, h.sum_squares), (1.0, 1.0, 1.0, 1.0));
+    }
+
+    #[test]
+    fn exponents_become_buckets_that_hold_their_values() {
+        use bimetal_tensor::graph::exponent_bin;
+        // No negative power of two: it lies on the other side of its limit.
+        let values = [-3.5f32, -0.3, 0.0, 1e-40, 0.25, 0.3, 7.0, 6e4, f32::NAN];
+        let scale = 4.0;
+        let counts = |values: &[f32]| {
+            let mut counts = vec![0; 2 * EXPONENT_BINS];
+            for x in values {
+                counts[exponent_bin(*x) + if *x < 0.0 { EXPONENT_BINS } else { 0 }] += 1;
+            }
+            let kept = || {
+                values
+                    .iter()
+                    .filter(|x| x.is_finite())
+                    .map(|x| f64::from(*x))
+            };
+            let low = kept().fold(f64::INFINITY, f64::min);
+            let high = kept().fold(f64::NEG_INFINITY, f64::max);
+            let squares = kept().map(|x| x * x).sum();
+            Histogram::of_exponents(&counts, [low, high, kept().sum(), squares], scale)
+        };
+        let whole = counts(&values);
+        let joined = counts(&values[..4]).join(&counts(&values[4..]));
+        for h in [whole, joined] {
+            assert_eq!((h.count(), h.non_finite()), (8, 1));
+            assert_eq!((h.min, h.max), (-0.875, 15000.0));
+            assert_eq!(h.counts.iter().sum::<f64>(), 8.0);
+            let mut left = -f64::MAX;
+            for (right, n) in h.buckets() {
+                assert!(left < right);
+                let inside = values.iter().map(|x| f64::from(*x) / scale);
+                let inside = inside.filter(|v| left <= *v && *v < right).count();
+                assert_eq!(inside as f64, n, "[{left}, {right})");
+                left = right;
+            }
+        }
     }
 
     #[test]

@@ -85,6 +85,11 @@ pub(super) enum Event<'a> {
     Histogram { tag: &'a str, value: &'a Histogram },
     /// One Markdown text.
     Text { tag: &'a str, value: &'a str },
+    /// A page of the custom scalars dashboard: its title, and charts of a title and a pattern of tags each.
+    Layout {
+        title: &'a str,
+        charts: &'a [(&'a str, &'a str)],
+    },
 }
 
 impl Event<'_> {
@@ -105,9 +110,22 @@ impl Event<'_> {
             Event::Text { tag, value } => event.summary(
                 Message::default()
                     .string(1, tag)
-                    .message(9, text_metadata())
+                    .message(9, metadata("text"))
                     .message(8, string_tensor(value)),
             ),
+            Event::Layout { title, charts } => {
+                let layout = layout(title, charts);
+                let tensor = Message::default()
+                    .varint(1, DT_STRING)
+                    .message(2, Message::default())
+                    .bytes(8, &layout.0);
+                event.summary(
+                    Message::default()
+                        .string(1, "custom_scalars__config__")
+                        .message(9, metadata("custom_scalars"))
+                        .message(8, tensor),
+                )
+            }
         }
         .0
     }
@@ -131,10 +149,21 @@ fn histogram(h: &Histogram) -> Message {
         .doubles(7, &h.counts)
 }
 
-fn text_metadata() -> Message {
+fn metadata(plugin: &str) -> Message {
     Message::default()
-        .message(1, Message::default().string(1, "text"))
+        .message(1, Message::default().string(1, plugin))
         .varint(4, DATA_CLASS_TENSOR)
+}
+
+/// A `Layout` of one `Category` (`layout.proto` of the custom scalars plugin).
+fn layout(title: &str, charts: &[(&str, &str)]) -> Message {
+    let category = charts
+        .iter()
+        .fold(Message::default().string(1, title), |all, (title, tags)| {
+            let multiline = Message::default().string(1, tags);
+            all.message(2, Message::default().string(1, title).message(2, multiline))
+        });
+    Message::default().message(2, category)
 }
 
 /// A `TensorProto` of one string, shape `[1]`.

@@ -124,6 +124,14 @@ impl EventWriter {
         self.append(Event::Text { tag, value }, step)
     }
 
+    /// Appends a page of the custom scalars dashboard: its title, and charts of a title and a regular expression of tags each. A run has one; the last wins.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn layout(&mut self, title: &str, charts: &[(&str, &str)]) -> Result<()> {
+        self.append(Event::Layout { title, charts }, 0)
+    }
+
     /// Hands everything to the operating system.
     ///
     /// # Errors

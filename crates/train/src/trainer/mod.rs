@@ -13,6 +13,7 @@ mod state;
 mod step;
 mod task;
 mod totals;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use state::Snapshot;
 pub use report::Report;
 pub use slots::{load_slots, load_weights, slot_arrays};
 pub use task::{Output, Task, TensorBatch};
+pub(crate) use watched::{mean_loss, run_slots, set_slots};
 
 /// Trains a model: steps, validation, callbacks, checkpoints, resuming.
 ///
@@ -182,7 +184,7 @@ impl Trainer {
     }
 
     /// Makes the states of optimizer and loss scale, which refuse settings that cannot work.
-    fn prepare(&mut self) -> Result<LossScaler> {
+    pub(crate) fn prepare(&mut self) -> Result<LossScaler> {
         self.settings.check()?;
         self.store.check()?;
         if let Some(ema) = self.settings.ema {

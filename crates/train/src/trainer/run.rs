@@ -11,9 +11,13 @@ use super::slots::set;
 use super::state::Position;
 use super::step::{Done, Stepper};
 use super::totals::Totals;
+use super::watched::Look;
 use super::{Report, Trainer};
 use crate::callback::{Outcome, SaveRequest, StepRecord};
-use crate::{Actions, Checkpoints, Error, Logs, Progress, ProgressState, Result, save_checkpoint};
+use crate::precision::Seen;
+use crate::{
+    Actions, Checkpoints, Error, LayerStats, Logs, Progress, ProgressState, Result, save_checkpoint,
+};
 
 /// How long a run is, in steps.
 #[derive(Clone, Copy, Debug)]
@@ -105,7 +109,14 @@ impl Run<'_> {
         let mut batch = first;
         while batch < batches && self.at.stopped.is_none() {
             let steps = (batches - batch).min(self.t.settings.steps_per_execution as u64);
-            self.execute(steps)?;
+            let last = batch + steps == batches;
+            let look = last && self.t.callbacks.wants_layers(epoch);
+            let seen = self.execute(steps, look)?;
+            if let Some((layers, scale)) = seen {
+                let layers = LayerStats::of(&layers, f64::from(scale));
+                let actions = self.t.callbacks.on_layers(epoch, &layers)?;
+                self.act(actions)?;
+            }
             batch += steps;
             let logs = self.at.totals.logs();
             let actions = self.t.callbacks.on_batch_end(batch as usize - 1, &logs)?;
@@ -120,14 +131,18 @@ impl Run<'_> {
     }
 
     /// Submits steps one after the other, then reads them. With numerics checks on, a skipped step has stopped those behind it, which are
-    /// submitted again.
-    fn execute(&mut self, steps: u64) -> Result<()> {
+    /// submitted again. Gives what the last step saw of the layers, if it was to `look`, and its loss scale.
+    fn execute(&mut self, steps: u64, look: bool) -> Result<Option<(Vec<Seen>, f32)>> {
         let begin = Instant::now();
         let mut pending = VecDeque::with_capacity(steps as usize);
-        for _ in 0..steps {
+        for step in 1..=steps {
             let count = self.window()?;
             let batches = self.stepper.load(self.t, &mut self.train, count)?;
-            pending.push_back(self.stepper.submit(self.t, batches)?);
+            let look = match look && step == steps {
+                true => Look::Real,
+                false => Look::No,
+            };
+            pending.push_back(self.stepper.submit(self.t, batches, look)?);
         }
         let mut done = Vec::with_capacity(pending.len());
         while let Some(step) = pending.pop_front() {
@@ -139,7 +154,7 @@ impl Run<'_> {
                 let attempted = self.t.optimizer.attempted() - pending.len() as u64;
                 self.t.optimizer.set_attempted(attempted);
                 for step in std::mem::take(&mut pending) {
-                    pending.push_back(self.stepper.submit(self.t, step.batches)?);
+                    pending.push_back(self.stepper.submit(self.t, step.batches, step.look)?);
                 }
             }
             done.push(read);
@@ -149,7 +164,12 @@ impl Run<'_> {
         for advice in std::mem::take(&mut self.stepper.advice) {
             self.warn(advice);
         }
-        for step in done {
+        let mut seen = None;
+        for mut step in done {
+            let layers = std::mem::take(&mut step.seen);
+            if !layers.is_empty() {
+                seen = Some((layers, step.scale));
+            }
             self.at.done += 1;
             self.scale = step.scale;
             let outcome = match step.outcome {
@@ -166,6 +186,7 @@ impl Run<'_> {
                 step: self.at.base + self.at.done,
                 loss: step.loss,
                 scale: step.scale,
+                grad_norm: step.norm,
                 outcome,
                 applied: self.at.applied,
             };
@@ -174,7 +195,7 @@ impl Run<'_> {
             self.look_into(&step)?;
             self.skips.observe(&step.outcome)?;
         }
-        Ok(())
+        Ok(seen)
     }
 
     /// With numerics checks on, says who is to blame for a skipped step: an error if its loss was not finite.

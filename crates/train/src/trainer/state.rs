@@ -125,7 +125,7 @@ impl Trainer {
         Ok(arrays)
     }
 
-    fn run_slots(&self, scaler: &LossScaler) -> Result<Vec<Slot>> {
+    pub(super) fn run_slots(&self, scaler: &LossScaler) -> Result<Vec<Slot>> {
         let mut slots = self.store.state()?;
         slots.extend(self.optimizer.state());
         slots.extend(scaler.state());

@@ -6,8 +6,10 @@ use bimetal_precision::{Grads, Halt, LossScaler, Scaled, StepOutcome, Unscaled};
 use bimetal_tensor::{Slot, Tensor};
 
 use super::task::{Count, Reduced};
+use super::watched::Look;
 use super::{Task, TensorBatch, Trainer, advice};
 use crate::Result;
+use crate::precision::{Seen, Watch};
 use crate::trainer::totals::Totals;
 
 /// A step that was submitted and not read.
@@ -18,13 +20,20 @@ pub(super) struct Pending {
     pub samples: u64,
     /// The batches, kept to be submitted again if an earlier step of the execution is skipped.
     pub batches: Vec<TensorBatch>,
+    pub look: Look,
+    /// Layers that are looked at.
+    watch: Option<Watch>,
 }
 
 /// What was read of a step.
-pub(super) struct Done {
+pub(crate) struct Done {
     pub loss: f32,
     pub scale: f32,
+    /// The global norm of the gradients before clipping.
+    pub norm: f32,
     pub outcome: StepOutcome,
+    /// What was looked at of the layers.
+    pub seen: Vec<Seen>,
 }
 
 /// What one batch adds to a step.
@@ -85,16 +94,40 @@ impl Stepper<'_> {
         batches.collect()
     }
 
-    /// Submits the step of `batches`.
-    pub fn submit(&mut self, t: &mut Trainer, batches: Vec<TensorBatch>) -> Result<Pending> {
+    /// Submits the step of `batches`. Layers can be looked at in steps of one batch only.
+    pub fn submit(
+        &mut self,
+        t: &mut Trainer,
+        batches: Vec<TensorBatch>,
+        look: Look,
+    ) -> Result<Pending> {
         let level = t.settings.check_numerics;
         if let [batch] = &batches[..] {
             let cx = t.store.train();
             let forward = self.forward(t, batch, &cx)?;
-            let grads = self.scaler.scale(&forward.loss).grad(&self.params)?;
+            let scaled = self.scaler.scale(&forward.loss);
+            let (mut watch, grads) = match look {
+                Look::No => (None, scaled.grad(&self.params)?),
+                look => {
+                    let unrounded = look == Look::Unrounded;
+                    let (watch, grads) = Watch::differentiate(&scaled, &self.params, unrounded)?;
+                    (Some(watch), grads)
+                }
+            };
             let grads = self.ready(t, grads.check_numerics(level));
-            let handle = t.optimizer.step_with(cx, grads, &forward.also())?;
-            return Ok(self.pending(handle, vec![forward.settle()?], batches));
+            let handle = match &mut watch {
+                None => t.optimizer.step_with(cx, grads, &forward.also())?,
+                Some(watch) => {
+                    let seen = watch.tensors();
+                    let also: Vec<_> = forward.also().into_iter().chain(&seen).collect();
+                    let mut updates = |writes: &[(Slot, Tensor)]| watch.updates(writes);
+                    t.optimizer.step_watched(cx, grads, &also, &mut updates)?
+                }
+            };
+            let mut pending = self.pending(handle, vec![forward.settle()?], batches);
+            pending.look = look;
+            pending.watch = watch.map(Watch::settle).transpose()?;
+            return Ok(pending);
         }
         let mut window = Accumulator::new();
         let mut forwards = Vec::with_capacity(batches.len());
@@ -187,6 +220,8 @@ impl Stepper<'_> {
                 Some(_) => batches,
                 None => Vec::new(),
             },
+            look: Look::No,
+            watch: None,
         }
     }
 }
@@ -206,8 +241,10 @@ impl Pending {
         Ok(Done {
             loss,
             scale: self.handle.scale()?,
+            norm: self.handle.norm()?,
             // Steps behind this one, if there are any, were stopped by it.
             outcome: self.handle.outcome_of_halted()?,
+            seen: self.watch.as_ref().map_or(Ok(Vec::new()), Watch::read)?,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Composites with kernels of their own; the others are decomposed by the scheduler.
 mod attention;
+mod exponents;
 mod optim;
 mod rows;
 mod stats;
@@ -19,6 +20,7 @@ pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
                     .iter()
                     .all(|m| m.dtype.is_float() && m.dtype != DType::F64)
         }
+        Composite::ExponentHistogram { .. } => inputs.iter().all(|m| m.dtype != DType::F64),
         Composite::Softmax
         | Composite::SoftmaxGrad
         | Composite::LogSoftmax
@@ -87,6 +89,7 @@ pub(super) fn compile(
             Box::new(optim::Update::new(rule, numbers, x, y, cx)?)
         }
         Composite::GradStats => Box::new(stats::Stats::new(x, y, cx)?),
+        Composite::ExponentHistogram { to } => Box::new(exponents::Exponents::new(to, x, y, cx)?),
         Composite::Attention(spec) => {
             Box::new(attention::Attend::new(spec, false, random, x, y, cx)?)
         }

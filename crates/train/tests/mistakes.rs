@@ -98,6 +98,27 @@ fn numerics_checks_name_the_operation() {
     );
 }
 
+#[test]
+fn a_loss_that_is_not_finite_is_seen_where_its_gradient_is() {
+    let device = device();
+    let store = store(&device, "float32");
+    let layer = Linear::new(&store.root().at("layer"), 64, 3);
+    // The logarithm of a negative number, whose derivative is a number.
+    let task = |batch: &TensorBatch, cx: &Ctx| {
+        let y = layer.forward(&batch[0].flatten(1..=2), cx);
+        Output::new((y.square() * -1.0 - 1.0).log().mean_all())
+    };
+    let mut trainer = Trainer::new(&store, Adam::new(1e-2))
+        .progress(false)
+        .check_numerics(Level::Step);
+    let error = trainer.fit(&task, loader(40), None, 1).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("the loss of step 1 is NaN although") && text.contains("find_non_finite"),
+        "{text}"
+    );
+}
+
 /// What was told, without the note that this device computes f16 by conversion.
 fn told(report: bimetal_train::Report) -> Vec<String> {
     let (slow, rest): (Vec<_>, Vec<_>) = report

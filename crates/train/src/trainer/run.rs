@@ -200,13 +200,20 @@ impl Run<'_> {
 
     /// With numerics checks on, says who is to blame for a skipped step: an error if its loss was not finite.
     fn look_into(&mut self, step: &Done) -> Result<()> {
-        let StepOutcome::Skipped { culprit } = &step.outcome else {
-            return Ok(());
-        };
         if self.t.settings.check_numerics == Level::Off {
             return Ok(());
         }
         let at = self.at.base + self.at.done;
+        let StepOutcome::Skipped { culprit } = &step.outcome else {
+            let loss = step.loss;
+            if loss.is_finite() {
+                return Ok(());
+            }
+            return Err(Error::invalid(format!(
+                "the loss of step {at} is {loss} although all gradients are finite, as after the logarithm of a negative number: find the \
+                 operation with `find_non_finite(&[&loss])`"
+            )));
+        };
         let place = match culprit {
             Some(culprit) => culprit.to_string(),
             None => "nothing was found".to_string(),

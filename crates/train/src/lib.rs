@@ -52,8 +52,9 @@ pub use error::{Error, ErrorKind, Problem, Result};
 pub use logs::Logs;
 pub use metrics::{Accuracy, Mean};
 pub use precision::{
-    Advice, LayerReport, LayerStats, PrecisionReport, ScaleRange, Severity, Updates, Values,
-    precision_report,
+    Advice, Comparison, LayerReport, LayerStats, PolicyRun, PolicyRuns, PolicySearch, PolicyTrial,
+    PrecisionReport, ScaleRange, SearchBudget, Setup, Severity, Updates, Values, Verdict,
+    compare_policies, load_policies, precision_report, search_policy,
 };
 pub use progress::{Progress, ProgressState};
 pub use tensorboard::{EventWriter, Histogram};

@@ -14,12 +14,11 @@ use bimetal_precision::LossScale;
 use bimetal_tensor::Device;
 use bimetal_train::{Callback, Control, LayerStats, Result, StepRecord, TensorBoard, Trainer};
 
+type Shown = (usize, Vec<LayerStats>);
+
 /// Keeps what it is shown of every second epoch.
 #[derive(Clone, Default)]
-struct Keep(
-    Arc<Mutex<Vec<(usize, Vec<LayerStats>)>>>,
-    Arc<Mutex<Vec<StepRecord>>>,
-);
+struct Keep(Arc<Mutex<Vec<Shown>>>, Arc<Mutex<Vec<StepRecord>>>);
 
 impl Callback for Keep {
     fn wants_layers(&self, epoch: usize) -> bool {

@@ -1,13 +1,18 @@
 //! What precision does to a model: a report of each layer's numbers.
 
 mod advice;
+mod compare;
+mod compare_html;
 mod graph;
 mod html;
 mod layer_stats;
 mod report;
+mod search;
+mod setup;
 mod text;
 mod values;
 mod watch;
+mod welch;
 
 use std::path::Path;
 
@@ -20,8 +25,11 @@ use crate::trainer::{mean_loss, run_slots, set_slots};
 use crate::{Error, Result, Task, TensorBatch, Trainer};
 
 pub use advice::{Advice, Severity};
+pub use compare::{Comparison, PolicyRuns, Verdict, compare_policies};
 pub use layer_stats::LayerStats;
 pub use report::{LayerReport, PrecisionReport};
+pub use search::{PolicySearch, PolicyTrial, SearchBudget, load_policies, search_policy};
+pub use setup::{PolicyRun, Setup};
 pub use values::{ScaleRange, Updates, Values};
 pub(crate) use watch::{Seen, Watch};
 

@@ -174,6 +174,7 @@ fn run(options: Options) -> Result<()> {
             step: state.attempted,
             loss: state.loss,
             scale: step.scale()?,
+            grad_norm: step.norm()?,
             outcome: match &outcome {
                 StepOutcome::Applied => Outcome::Applied,
                 StepOutcome::Skipped { .. } => Outcome::Skipped,

@@ -93,32 +93,63 @@ fn integers_and_flags_reduce() {
     assert_eq!(a.matmul(&a.t()).to_vec::<i32>().unwrap(), [14, 32, 32, 77]);
 }
 
+/// The error of each product against f64, relative to the sum of magnitudes that an element adds up: half a step of the operands for each of both, and f32's own.
 #[test]
 fn product_precision_is_what_it_says() {
     let d = cpu();
-    let n = 64;
-    let v: Vec<f32> = (0..n * n)
-        .map(|i| ((i * 31) % 97) as f32 / 48.3 - 1.0)
-        .collect();
-    let a = Tensor::from_slice(&v, &[n, n], &d);
-    let exact = a
-        .cast(DType::F64)
-        .matmul(&a.cast(DType::F64))
-        .to_f64_vec()
-        .unwrap();
-    let error = |p: MatmulPrecision| {
-        let got = a.matmul_with(&a, p, None).to_f64_vec().unwrap();
-        let e = got.iter().zip(&exact).map(|(x, y)| (x - y).abs());
-        e.fold(0.0, f64::max)
+    let (m, k, n) = (37, 129, 21);
+    let data = |count: usize, by: usize| -> Vec<f32> {
+        let v = (0..count).map(|i| ((i * by) % 9973) as f32 / 4986.5 - 1.0);
+        v.map(|v| v * v * v).collect()
+    };
+    let (va, vb) = (data(m * k, 7919), data(k * n, 6007));
+    let a = Tensor::from_slice(&va, &[m, k], &d);
+    let b = Tensor::from_slice(&vb, &[k, n], &d);
+    let worst = |p: MatmulPrecision| {
+        let got = a.matmul_with(&b, p, None).to_f64_vec().unwrap();
+        let mut worst = 0f64;
+        for i in 0..m {
+            for j in 0..n {
+                let terms = (0..k).map(|q| va[i * k + q] as f64 * vb[q * n + j] as f64);
+                let size: f64 = terms.clone().map(f64::abs).sum();
+                worst = worst.max((got[i * n + j] - terms.sum::<f64>()).abs() / size);
+            }
+        }
+        worst
     };
     let (full, tf32, split) = (
-        error(MatmulPrecision::Exact),
-        error(MatmulPrecision::Tf32),
-        error(MatmulPrecision::Bf16x3),
+        worst(MatmulPrecision::Exact),
+        worst(MatmulPrecision::Tf32),
+        worst(MatmulPrecision::Bf16x3),
     );
-    assert!(full < 1e-5, "{full}");
-    assert!(tf32 > 1e-4 && tf32 < 64.0 / 1024.0, "{tf32}");
-    assert!(split < 2e-5, "{split}");
+    let step = |bits: i32| 2f64.powi(-bits);
+    assert!(full <= step(21), "{full:e}");
+    // Two operands, each wrong by at most 2^-11; more than that of 16 bits, or nothing was rounded.
+    assert!(tf32 <= 2.0 * step(11) + step(21), "{tf32:e}");
+    assert!(tf32 > step(16), "{tf32:e}");
+    // Two rests of 2^-17, and the product that is left out, below 2^-8 times 2^-8.
+    assert!(split <= 2.0 * step(17) + step(16) + step(21), "{split:e}");
+    assert!(split > 2.0 * full && split < tf32 / 8.0, "{split:e}");
+
+    let plans = d.plans_compiled();
+    for p in [
+        MatmulPrecision::Tf32,
+        MatmulPrecision::Bf16x3,
+        MatmulPrecision::Exact,
+    ] {
+        let _ = a.matmul_with(&b, p, None).to_bytes().unwrap();
+    }
+    assert_eq!(
+        d.plans_compiled(),
+        plans,
+        "each precision has its plan already"
+    );
+    // What is no f32 has nothing to round.
+    let half = a.cast(DType::F16);
+    let rhs = b.cast(DType::F16);
+    let exact = half.matmul(&rhs).to_bytes().unwrap();
+    let asked = half.matmul_with(&rhs, MatmulPrecision::Bf16x3, None);
+    assert_eq!(asked.to_bytes().unwrap(), exact);
 }
 
 #[test]

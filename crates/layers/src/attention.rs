@@ -143,7 +143,7 @@ impl MultiHeadAttention {
     fn project(&self, x: &Tensor, first: usize, count: usize, cx: &Ctx) -> Result<Tensor> {
         let rows = |t: Tensor| t.narrow(0, first * self.width, count * self.width);
         let weight = rows(self.weight.read());
-        let y = self.product.of(x, &self.weight, weight, cx)?;
+        let y = self.product.of(&self.site, x, &self.weight, weight, cx)?;
         Ok(match &self.bias {
             Some(bias) => y + rows(bias.compute()),
             None => y,

@@ -1,5 +1,5 @@
 //! The product of a linear layer, in the compute dtype or in 8-bit floats.
-use crate::{Ctx, Param, Scope};
+use crate::{Ctx, Param, Scope, Site};
 use bimetal_precision::{F8Histories, F8Recipe, amax, f8_linear};
 use bimetal_tensor::{Result, Tensor};
 
@@ -31,16 +31,18 @@ impl Product {
         Product::F8 { recipe, histories }
     }
 
-    /// In the compute dtype whatever the policy says.
-    pub fn plain() -> Product {
-        Product::Plain
-    }
-
     /// `x weight^T`, where `weight` is `param` or some rows of it, as it is stored. Training notes the largest magnitudes.
     #[track_caller]
-    pub fn of(&self, x: &Tensor, param: &Param, weight: Tensor, cx: &Ctx) -> Result<Tensor> {
+    pub fn of(
+        &self,
+        site: &Site,
+        x: &Tensor,
+        param: &Param,
+        weight: Tensor,
+        cx: &Ctx,
+    ) -> Result<Tensor> {
         let Product::F8 { recipe, histories } = self else {
-            return Ok(x.matmul(&weight.cast(param.compute_dtype()).t()));
+            return Ok(site.matmul(x, &weight.cast(param.compute_dtype()).t()));
         };
         let read = match histories {
             None => None,

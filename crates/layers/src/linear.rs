@@ -66,7 +66,7 @@ impl Linear {
             site: scope.site(),
             weight: scope.tied("weight", weight),
             bias: None,
-            product: Product::plain(),
+            product: Product::Plain,
         }
     }
 
@@ -99,7 +99,9 @@ impl Layer for Linear {
             }
             let x = self.site.input(x);
             let rows = if found.rank() == 1 { x.unsqueeze(0) } else { x };
-            let mut y = self.product.of(&rows, &self.weight, weight, cx)?;
+            let mut y = self
+                .product
+                .of(&self.site, &rows, &self.weight, weight, cx)?;
             if let Some(bias) = &self.bias {
                 y = y + bias.compute();
             }

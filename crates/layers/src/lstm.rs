@@ -141,7 +141,7 @@ impl Lstm {
             if k > 0 {
                 x = drop_elements(&x, self.dropout, cx)?;
             }
-            let mut gates = x.matmul(&layer.input.compute().t());
+            let mut gates = self.site.matmul(&x, &layer.input.compute().t());
             if let Some([a, b]) = &layer.biases {
                 gates = gates + (a.read() + b.read()).cast(self.site.policy().compute_dtype());
             }
@@ -149,7 +149,7 @@ impl Lstm {
             let (mut h, mut c) = (state.h.index(0, k), state.c.index(0, k));
             let mut outputs = Vec::with_capacity(time);
             for t in 0..time {
-                (h, c) = (gates.index(1, t) + h.matmul(&recurrent)).lstm_cell(&c);
+                (h, c) = (gates.index(1, t) + self.site.matmul(&h, &recurrent)).lstm_cell(&c);
                 outputs.push(h.clone());
             }
             x = Tensor::stack(&outputs.iter().collect::<Vec<_>>(), 1);

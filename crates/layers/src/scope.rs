@@ -3,6 +3,7 @@ use crate::param::{Kind, Param};
 use crate::store::{HISTORY, Request};
 use crate::{Init, ParamStore, Site, wide};
 use bimetal_precision::{F8Recipe, Policy};
+use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::{DType, Error, PathGuard, Result, Tensor};
 use std::fmt::Display;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ pub struct Scope {
     store: ParamStore,
     path: Arc<str>,
     policy: Option<Policy>,
+    matmul_precision: Option<MatmulPrecision>,
     error: Option<Error>,
 }
 
@@ -22,6 +24,7 @@ impl Scope {
             store: store.clone(),
             path: "".into(),
             policy: None,
+            matmul_precision: None,
             error,
         }
     }
@@ -54,6 +57,14 @@ impl Scope {
     pub fn with_policy(&self, policy: Policy) -> Scope {
         Scope {
             policy: Some(policy),
+            ..self.clone()
+        }
+    }
+
+    /// This scope with another way to multiply f32 operands, for all layers inside; see [`ParamStore::matmul_precision`].
+    pub fn matmul_precision(&self, precision: MatmulPrecision) -> Scope {
+        Scope {
+            matmul_precision: Some(precision),
             ..self.clone()
         }
     }
@@ -93,7 +104,9 @@ impl Scope {
         if self.policy.is_some() {
             self.store.note_choice(&self.path);
         }
-        Site::new(self.path.clone(), policy, self.error.clone())
+        let chosen = self.matmul_precision;
+        let precision = chosen.unwrap_or_else(|| self.store.registry().matmul_precision);
+        Site::new(self.path.clone(), policy, precision, self.error.clone())
     }
 
     /// Registers a parameter in the policy's parameter dtype.

@@ -1,6 +1,7 @@
 //! What every layer keeps about itself.
 use crate::Ctx;
 use bimetal_precision::Policy;
+use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::{DType, Error, Label, Result, Tensor};
 use std::panic::Location;
 use std::sync::Arc;
@@ -11,16 +12,23 @@ use std::sync::Arc;
 pub struct Site {
     path: Arc<str>,
     policy: Policy,
+    precision: MatmulPrecision,
     built: &'static Location<'static>,
     error: Option<Error>,
 }
 
 impl Site {
     #[track_caller]
-    pub(crate) fn new(path: Arc<str>, policy: Policy, error: Option<Error>) -> Site {
+    pub(crate) fn new(
+        path: Arc<str>,
+        policy: Policy,
+        precision: MatmulPrecision,
+        error: Option<Error>,
+    ) -> Site {
         Site {
             path,
             policy,
+            precision,
             built: Location::caller(),
             error,
         }
@@ -40,6 +48,17 @@ impl Site {
     /// The layer's policy.
     pub fn policy(&self) -> Policy {
         self.policy
+    }
+
+    /// How the layer multiplies f32 operands.
+    pub fn matmul_precision(&self) -> MatmulPrecision {
+        self.precision
+    }
+
+    /// The matrix product, in the layer's precision if the operands are f32; see [`Tensor::matmul`].
+    #[track_caller]
+    pub fn matmul(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        a.matmul_with(b, self.precision, None)
     }
 
     /// The source line that built the layer.

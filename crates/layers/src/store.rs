@@ -2,6 +2,7 @@
 use crate::param::{Kind, Param};
 use crate::{Ctx, Scope};
 use bimetal_precision::{F8Recipe, PolicyMap, path_matches};
+use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::{DType, Device, Error, PathGuard, Result, Shape, Slot, Tensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,6 +40,7 @@ pub(crate) struct Registry {
     mistake: Option<Error>,
     computes_in_f16: bool,
     pub(crate) f8_recipe: F8Recipe,
+    pub(crate) matmul_precision: MatmulPrecision,
     /// Paths of layers whose policy their scope was told.
     chosen: HashSet<Arc<str>>,
 }
@@ -84,11 +86,8 @@ impl ParamStore {
     /// The seed of all initial values and of all random numbers of forward passes; 0 unless set. It must be set before layers are built.
     #[track_caller]
     pub fn seed(self, seed: u64) -> ParamStore {
-        if !self.registry().entries.is_empty() {
-            let _ = self.mistake(Error::argument(
-                "seed",
-                "layers have been built already; set the seed right after `ParamStore::new`",
-            ));
+        if let Err(e) = self.unbuilt("seed") {
+            let _ = self.mistake(e);
         }
         self.0.seed.store(seed, Ordering::Relaxed);
         self
@@ -98,22 +97,32 @@ impl ParamStore {
     /// before layers are built.
     #[track_caller]
     pub fn f8_recipe(self, recipe: F8Recipe) -> ParamStore {
-        let built = !self.registry().entries.is_empty();
-        let wrong = match recipe.check() {
-            Err(e) => Some(e),
-            Ok(()) if built => Some(Error::argument(
-                "f8_recipe",
-                "layers have been built already; set the recipe right after `ParamStore::new`",
-            )),
-            Ok(()) => None,
-        };
-        match wrong {
-            Some(e) => {
-                let _ = self.mistake(e);
-            }
-            None => self.registry().f8_recipe = recipe,
+        match recipe.check().and_then(|()| self.unbuilt("f8_recipe")) {
+            Ok(()) => self.registry().f8_recipe = recipe,
+            Err(e) => _ = self.mistake(e),
         }
         self
+    }
+
+    /// How layers multiply f32 operands: linear layers, the projections of attention, and LSTMs, forward and backward. [`MatmulPrecision::Exact`] unless set; a
+    /// scope can choose another ([`Scope::matmul_precision`]). It must be set before layers are built.
+    #[track_caller]
+    pub fn matmul_precision(self, precision: MatmulPrecision) -> ParamStore {
+        match self.unbuilt("matmul_precision") {
+            Ok(()) => self.registry().matmul_precision = precision,
+            Err(e) => _ = self.mistake(e),
+        }
+        self
+    }
+
+    /// An error if layers have been built already.
+    #[track_caller]
+    fn unbuilt(&self, what: &'static str) -> Result<()> {
+        if self.registry().entries.is_empty() {
+            return Ok(());
+        }
+        let detail = "layers have been built already; set it right after `ParamStore::new`";
+        Err(Error::argument(what, detail))
     }
 
     /// The scope in which a model's outermost layers are built.

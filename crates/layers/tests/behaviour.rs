@@ -502,3 +502,50 @@ fn evaluation_sees_new_weights_and_training_goes_on() {
     }
     assert_eq!(device.memory().live, live, "nothing is left behind");
 }
+
+/// Operands with more than 10 bits show whether they were rounded, forward and backward.
+#[test]
+fn products_of_f32_are_as_exact_as_asked() {
+    use bimetal_tensor::graph::MatmulPrecision::{Bf16x3, Exact, Tf32};
+    let device = bimetal_cpu::cpu();
+    let x = Tensor::full(&[2, 3, 4], 1.0 + 1.0 / 4096.0, DType::F32, &device);
+    let run = |s: &ParamStore, scope: Scope| {
+        let linear = Linear::new(&scope.at("linear"), 4, 4);
+        let attention = MultiHeadAttention::new(&scope.at("attention"), 4, 2);
+        let lstm = Lstm::new(&scope.at("lstm"), 4, 4);
+        s.check().unwrap();
+        let cx = s.eval();
+        let y = [
+            linear.forward(&x, &cx),
+            attention.forward(&x, &cx),
+            lstm.forward(&x, &cx),
+        ];
+        let grads = y.iter().map(|y| grad(&y.sum_all(), &[&x]).unwrap().remove(0));
+        let all: Vec<Tensor> = y.iter().cloned().chain(grads).collect();
+        all.iter()
+            .map(|t| t.to_f64_vec().unwrap())
+            .collect::<Vec<_>>()
+    };
+    let new = || store(&device, Policy::float32());
+    let of_store = |p| {
+        let s = new().matmul_precision(p);
+        run(&s, s.root())
+    };
+    let of_scope = |p| {
+        let s = new();
+        run(&s, s.root().matmul_precision(p))
+    };
+    let plain = of_store(Exact);
+    for (i, want) in plain.iter().enumerate() {
+        for (precision, bound) in [(Tf32, 2e-3), (Bf16x3, 4e-5)] {
+            let got = &of_store(precision)[i];
+            assert_eq!(got, &of_scope(precision)[i], "{i}");
+            assert_ne!(got, want, "{precision:?} {i}");
+            let off = got.iter().zip(want).map(|(a, b)| (a - b).abs());
+            assert!(off.fold(0.0, f64::max) < bound, "{precision:?} {i}");
+        }
+    }
+    let late = new();
+    let _ = Linear::new(&late.root().at("a"), 2, 2);
+    assert!(late.matmul_precision(Tf32).check().is_err());
+}

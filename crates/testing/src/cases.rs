@@ -1,6 +1,8 @@
 //! One maker per operation: random shapes and attributes, the range of its inputs, and how exact it must be.
 use crate::random::Gen;
-use bimetal_tensor::graph::{AttentionSpec, Attr, Composite, Conv2d, Pool2d, Unary};
+use bimetal_tensor::graph::{
+    AttentionSpec, Attr, Composite, Conv2d, MatmulPrecision, Pool2d, Unary,
+};
 use bimetal_tensor::{DType, Device, Tensor};
 
 /// An input of a case.
@@ -395,6 +397,22 @@ pub fn all() -> Vec<Maker> {
             |x| vec![x[0].matmul(&x[1].t())],
         );
         c.scale = k as f64;
+        c
+    }));
+    v.push(Box::new(|g| {
+        let (m, n, k) = (1 + g.below(20), 1 + g.below(20), 1 + g.below(40));
+        let mut c = case(
+            "matmul in other precisions",
+            vec![float(&[m, k], -1.0, 1.0), float(&[k, n], -1.0, 1.0)],
+            |x| {
+                [MatmulPrecision::Tf32, MatmulPrecision::Bf16x3]
+                    .map(|p| x[0].matmul_with(&x[1], p, None))
+                    .to_vec()
+            },
+        );
+        c.dtypes = F32;
+        c.scale = k as f64;
+        c.differentiable = false;
         c
     }));
     v.push(Box::new(|g| {

@@ -1,6 +1,7 @@
 //! The meaning of every operation in f64.
 use bimetal_tensor::graph::{
-    ArgOp, Binary, Conv2d, Distribution, Literal, NodeId, Op, Pool2d, ReduceOp, Unary, decompose,
+    ArgOp, Binary, Conv2d, Distribution, Literal, MatmulPrecision, NodeId, Op, Pool2d, ReduceOp,
+    Unary, decompose,
 };
 use bimetal_tensor::{CastMode, DType, Result, Tensor, round_f64};
 use std::collections::HashMap;
@@ -216,7 +217,7 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
             }
             best.0 as f64
         }),
-        Op::Matmul(_) => {
+        Op::Matmul(precision) => {
             let r = shape.len();
             let k = x[0].shape[r - 1];
             one(&|i| {
@@ -225,7 +226,7 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
                     .map(|p| {
                         a[r - 1] = p;
                         b[r - 2] = p;
-                        x[0].at(&a) * x[1].at(&b)
+                        times(x[0].at(&a), x[1].at(&b), *precision)
                     })
                     .sum()
             })
@@ -415,6 +416,27 @@ fn splice(results: &[Tensor], inputs: &[Tensor], x: &[Array]) -> Result<Vec<Arra
             Ok(memo[&(r.id(), r.output_index())].clone())
         })
         .collect()
+}
+
+/// The product of two elements in a precision of f32 operands.
+fn times(a: f64, b: f64, precision: MatmulPrecision) -> f64 {
+    // To so many bits of mantissa, to nearest even; exponents of f32 are enough for both formats.
+    let round = |v: f64, bits: i32| {
+        if v == 0.0 || !v.is_finite() {
+            return v;
+        }
+        let unit = 2f64.powi(v.abs().log2().floor() as i32 - bits);
+        (v / unit).round_ties_even() * unit
+    };
+    match precision {
+        MatmulPrecision::Exact => a * b,
+        MatmulPrecision::Tf32 => round(a, 10) * round(b, 10),
+        MatmulPrecision::Bf16x3 => {
+            let split = |v: f64| (round(v, 7), round(v - round(v, 7), 7));
+            let ((ah, al), (bh, bl)) = (split(a), split(b));
+            ah * bh + ah * bl + al * bh
+        }
+    }
 }
 
 fn cast(v: f64, from: DType, to: DType, mode: CastMode, exact: bool) -> f64 {

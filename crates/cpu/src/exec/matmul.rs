@@ -259,13 +259,12 @@ impl Matmul {
     }
 }
 
-/// Three bf16 values whose sum is `v` to 24 bits.
-fn thirds(v: f32) -> [f32; 3] {
-    let x = round_f32(v, DType::BF16);
+/// Two bf16 values whose sum is `v` to 17 bits.
+fn halves(v: f32) -> [f32; 2] {
+    let high = round_f32(v, DType::BF16);
     // Infinity has no rest.
-    let rest = if x.is_finite() { v - x } else { 0.0 };
-    let y = round_f32(rest, DType::BF16);
-    [x, y, round_f32(rest - y, DType::BF16)]
+    let rest = if high.is_finite() { v - high } else { 0.0 };
+    [high, round_f32(rest, DType::BF16)]
 }
 
 /// `v` with 10 mantissa bits, to nearest even.
@@ -285,14 +284,14 @@ impl Kernel for Matmul {
                 (DType::F32, MatmulPrecision::Tf32) => self.split(cx, |v| [tf32(v)], |v| [tf32(v)]),
                 (DType::F32, MatmulPrecision::Bf16x3) => self.split(
                     cx,
-                    // The smallest products first; those below the last bit are left out.
+                    // The small products first; that of both rests is left out.
                     |v| {
-                        let [x, y, z] = thirds(v);
-                        [z, y, x, y, x, x]
+                        let [high, low] = halves(v);
+                        [low, high, high]
                     },
                     |v| {
-                        let [x, y, z] = thirds(v);
-                        [x, y, z, x, y, x]
+                        let [high, low] = halves(v);
+                        [high, low, high]
                     },
                 ),
                 (DType::F32 | DType::F64, _) => {
@@ -323,14 +322,15 @@ mod tests {
     #[test]
     fn parts_are_right() {
         for v in [1.0f32, -3.456789e-7, 123456.79, 0.0] {
-            let [x, y, z] = thirds(v);
-            assert!((x as f64 + y as f64 + z as f64 - v as f64).abs() <= v.abs() as f64 * 6e-8);
+            let [x, y] = halves(v);
+            let rest = x as f64 + y as f64 - v as f64;
+            assert!(rest.abs() <= v.abs() as f64 / 131072.0);
             assert_eq!(tf32(v).to_bits() & 0x1fff, 0);
             assert!((tf32(v) - v).abs() <= v.abs() / 2048.0);
         }
         assert_eq!(tf32(1.0 + 1.0 / 2048.0), 1.0);
         assert_eq!(tf32(1.0 + 3.0 / 2048.0), 1.0 + 1.0 / 512.0);
         assert_eq!(tf32(f32::INFINITY), f32::INFINITY);
-        assert_eq!(thirds(f32::INFINITY), [f32::INFINITY, 0.0, 0.0]);
+        assert_eq!(halves(f32::INFINITY), [f32::INFINITY, 0.0]);
     }
 }

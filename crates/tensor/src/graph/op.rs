@@ -174,15 +174,16 @@ pub enum ArgOp {
     Min,
 }
 
-/// How f32 operands are multiplied.
+/// How f32 operands are multiplied; other operands are multiplied as they are. A device that has no such units rounds the operands and multiplies in f32, so that
+/// the error can be seen anywhere.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MatmulPrecision {
     /// Full f32.
     #[default]
     Exact,
-    /// Operands rounded to TF32 (10 mantissa bits), f32 accumulation.
+    /// Operands rounded to TF32 (10 mantissa bits, to nearest even), f32 accumulation.
     Tf32,
-    /// Operands split into three bf16 parts, f32 accumulation.
+    /// Each operand as the sum of two bf16 values, three products (that of both rests is left out), f32 accumulation: about 16 bits.
     Bf16x3,
 }
 

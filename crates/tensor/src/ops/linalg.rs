@@ -57,6 +57,10 @@ impl Tensor {
                 (a, b) = (a.cast(d), b.cast(d));
                 d
             };
+            let precision = match (a.dtype(), b.dtype()) {
+                (DType::F32, DType::F32) => precision,
+                _ => MatmulPrecision::Exact,
+            };
             // A right-hand matrix without batch axes turns the product into one tall one.
             if rb == 2 && ra > 2 {
                 let rows: usize = ma.shape[..ra - 1].iter().product();

@@ -13,7 +13,7 @@ pub use cast::{CastMode, cast_slice};
 pub use element::Element;
 pub use error::DTypeError;
 pub use float8::{F8E4M3, F8E5M2};
-pub use round::{round_f32, round_f32_slice, round_f64};
+pub use round::{round_f32, round_f32_slice, round_f64, round_stochastic_slice};
 
 /// The element type of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]

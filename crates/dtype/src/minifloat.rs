@@ -202,6 +202,32 @@ pub(super) const fn decode_table<F: MiniFloat>() -> [f32; 256] {
     table
 }
 
+/// One of the two values of the format around `value`: the one farther from 0 if `noise` (in [0, 1)) is smaller than how far `value` has come from the
+/// other to it. A finite value stays finite.
+#[inline(always)]
+pub(super) fn round_stochastic<F: MiniFloat>(value: f32, noise: f32) -> f32 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    if !above(F32_INFINITY, magnitude) {
+        return round::<F, false>(value);
+    }
+    let out = if has_own_exponents::<F>() {
+        // The distance between neighbours here, and how many of them fit: exact, as powers of two are.
+        let exponent = (magnitude & F32_INFINITY).max(smallest_normal::<F>());
+        let unit = exponent - (F::MANTISSA << 23);
+        let steps = f32::from_bits(magnitude) * f32::from_bits((254 << 23) - unit);
+        let low = steps as i32 as f32;
+        let up = (noise < steps - low) as i32 as f32;
+        ((low + up) * f32::from_bits(unit)).to_bits()
+    } else {
+        let drop = dropped::<F>();
+        let rest = magnitude & ((1 << drop) - 1);
+        let up = noise < rest as f32 / (1u32 << drop) as f32;
+        magnitude - rest + ((up as u32) << drop)
+    };
+    f32::from_bits(bits & 0x8000_0000 | out.min(max_as_f32::<F>()))
+}
+
 /// f64 rounded to odd in f32; NaN, infinities and exact values are themselves.
 #[inline(always)]
 pub(super) fn f64_to_f32_odd(value: f64) -> f32 {

@@ -1,6 +1,6 @@
 //! Rounding to the values of an element type without leaving f64 or f32.
 
-use super::minifloat::{MiniFloat, f64_to_f32_odd, round};
+use super::minifloat::{MiniFloat, f64_to_f32_odd, round, round_stochastic};
 use super::{CastMode, DType, F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -60,5 +60,25 @@ fn each<F: MiniFloat>(values: &mut [f32], mode: CastMode) {
     match mode {
         CastMode::Nonsaturating => values.iter_mut().for_each(|v| *v = round::<F, false>(*v)),
         CastMode::Saturating => values.iter_mut().for_each(|v| *v = round::<F, true>(*v)),
+    }
+}
+
+/// Rounds every value to one of the two neighbouring values of `to` (an 8- or 16-bit float), at random: away from zero if `noise`, uniform in
+/// [0, 1), is smaller than the distance to the neighbour nearer to zero, in units of the distance between both. So the mean over all noise is the value.
+///
+/// What `to` can hold stays as it is. Beyond the largest finite value of `to` a finite value becomes that, an infinity or NaN what a cast makes of it. Other
+/// dtypes round as [`round_f32_slice`]. Uses as many values as both slices have.
+pub fn round_stochastic_slice(values: &mut [f32], noise: &[f32], to: DType) {
+    fn each<F: MiniFloat>(values: &mut [f32], noise: &[f32]) {
+        for (v, noise) in values.iter_mut().zip(noise) {
+            *v = round_stochastic::<F>(*v, *noise);
+        }
+    }
+    match to {
+        DType::F16 => each::<f16>(values, noise),
+        DType::BF16 => each::<bf16>(values, noise),
+        DType::F8E4M3 => each::<F8E4M3>(values, noise),
+        DType::F8E5M2 => each::<F8E5M2>(values, noise),
+        _ => round_f32_slice(values, to, CastMode::Nonsaturating),
     }
 }

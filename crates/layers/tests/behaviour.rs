@@ -520,7 +520,9 @@ fn products_of_f32_are_as_exact_as_asked() {
             attention.forward(&x, &cx),
             lstm.forward(&x, &cx),
         ];
-        let grads = y.iter().map(|y| grad(&y.sum_all(), &[&x]).unwrap().remove(0));
+        let grads = y
+            .iter()
+            .map(|y| grad(&y.sum_all(), &[&x]).unwrap().remove(0));
         let all: Vec<Tensor> = y.iter().cloned().chain(grads).collect();
         all.iter()
             .map(|t| t.to_f64_vec().unwrap())

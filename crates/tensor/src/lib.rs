@@ -41,7 +41,7 @@ pub use backend::{
 };
 pub use bimetal_dtype::{
     CastMode, DType, DTypeError, Element, F8E4M3, F8E5M2, cast_slice, round_f32, round_f32_slice,
-    round_f64,
+    round_f64, round_stochastic_slice,
 };
 pub use device::Device;
 pub use error::{Error, ErrorKind, Result};

@@ -1,7 +1,7 @@
 //! One maker per operation: random shapes and attributes, the range of its inputs, and how exact it must be.
 use crate::random::Gen;
 use bimetal_tensor::graph::{
-    AttentionSpec, Attr, Composite, Conv2d, MatmulPrecision, Pool2d, Unary,
+    AttentionSpec, Attr, Composite, Conv2d, MatmulPrecision, Pool2d, RandomKey, Unary,
 };
 use bimetal_tensor::{DType, Device, Tensor};
 
@@ -400,6 +400,22 @@ pub fn all() -> Vec<Maker> {
         c
     }));
     v.push(Box::new(|g| {
+        let rank = g.below(4);
+        let s = g.shape(rank, 9);
+        let stream = g.below(1 << 30) as u64;
+        let far = if g.chance(0.5) { 70000.0 } else { 0.01 };
+        let mut c = case("cast_stochastic", vec![float(&s, -far, far)], move |x| {
+            let key = RandomKey::Value { stream, micro: 1 };
+            [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2]
+                .map(|d| x[0].cast(DType::F32).cast_stochastic(d, key, None))
+                .to_vec()
+        });
+        c.dtypes = F32;
+        c.ulps = 0.0;
+        c.differentiable = false;
+        c
+    }));
+    v.push(Box::new(|g| {
         let (m, n, k) = (1 + g.below(20), 1 + g.below(20), 1 + g.below(40));
         let mut c = case(
             "matmul in other precisions",
@@ -759,7 +775,7 @@ pub fn random_graph(g: &mut Gen, device: &Device) -> Vec<Tensor> {
         let a = g.pick(&pool).clone();
         let b = g.pick(&pool).clone();
         let full = a.shape().is_ok_and(|s| s[..] == [m, n]);
-        pool.push(match g.below(13) {
+        pool.push(match g.below(14) {
             0 => a + b,
             1 => a * b,
             2 => a - b * 0.37,
@@ -772,6 +788,11 @@ pub fn random_graph(g: &mut Gen, device: &Device) -> Vec<Tensor> {
             9 if full => a.sum(&[1], true) * 0.01,
             10 if full => a.mean(&[0], false),
             11 if full => a.softmax(-1),
+            13 => {
+                let stream = g.below(1 << 30) as u64;
+                let key = RandomKey::Value { stream, micro: 0 };
+                a.cast(DType::F32).cast_stochastic(DType::BF16, key, None)
+            }
             12 if full && g.chance(0.5) => {
                 let w = pool[3].clone();
                 let p = a.matmul(&w.t()).tanh();

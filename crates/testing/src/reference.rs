@@ -141,6 +141,10 @@ fn node(t: &Tensor, x: &[Array], exact: bool) -> Result<Vec<Array>> {
                 x[2].get(i)
             }
         }),
+        Op::CastStochastic => one(&|i| match exact {
+            true => x[0].get(i),
+            false => stochastic(x[0].get(i), x[1].get(i), dtype),
+        }),
         Op::Fma => one(&|i| x[0].get(i).mul_add(x[1].get(i), x[2].get(i))),
         Op::Cast(mode) => one(&|i| cast(x[0].get(i), x[0].dtype, dtype, *mode, exact)),
         Op::Reshape => Ok(vec![Array {
@@ -416,6 +420,21 @@ fn splice(results: &[Tensor], inputs: &[Tensor], x: &[Array]) -> Result<Vec<Arra
             Ok(memo[&(r.id(), r.output_index())].clone())
         })
         .collect()
+}
+
+/// The neighbour of `v` in `to` that the noise picks.
+fn stochastic(v: f64, noise: f64, to: DType) -> f64 {
+    if !v.is_finite() {
+        return round_f64(v, to);
+    }
+    if v.abs() >= to.max_finite() {
+        return to.max_finite().copysign(v);
+    }
+    let exponent = v.abs().max(to.smallest_normal()).log2().floor();
+    let unit = to.epsilon() * 2f64.powi(exponent as i32);
+    let low = (v.abs() / unit).floor();
+    let up = f64::from(u8::from(noise < v.abs() / unit - low));
+    ((low + up) * unit).copysign(v)
 }
 
 /// The product of two elements in a precision of f32 operands.

@@ -74,6 +74,8 @@ pub(crate) fn vjp(t: &Tensor, cots: &[Option<Tensor>], needs: &[bool]) -> Result
             _ => Some(g.clone()),
         })),
         Op::Cast(_) => Ok(n.each(|_| Some(g.clone()))),
+        // Rounding counts as the identity.
+        Op::CastStochastic => Ok(n.each(|i| (i == 0).then(|| g.clone()))),
         Op::Reshape
         | Op::Permute(_)
         | Op::Broadcast

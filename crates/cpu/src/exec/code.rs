@@ -39,7 +39,7 @@ fn operands(i: &Instr) -> ([Reg; 3], usize) {
         Instr::Unary { a, .. } | Instr::Convert { a, .. } | Instr::Round { a, .. } => {
             ([a, 0, 0], 1)
         }
-        Instr::Binary { a, b, .. } => ([a, b, 0], 2),
+        Instr::Binary { a, b, .. } | Instr::RoundStochastic { a, noise: b, .. } => ([a, b, 0], 2),
         Instr::Select { c, a, b, .. } => ([c, a, b], 3),
         Instr::Fma { a, b, c, .. } => ([a, b, c], 3),
     }

@@ -184,6 +184,12 @@ impl<'a> Frame<'a> {
                     ops::round(from, to, overflow, a, dst, count(a.splat));
                     result(a.splat)
                 }
+                Instr::RoundStochastic { a, noise, to } => {
+                    let (a, noise) = (self.arg(a), self.arg(noise));
+                    let splat = a.splat && noise.splat;
+                    ops::round_stochastic(to, a, noise, dst, count(splat));
+                    result(splat)
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use bimetal_kernels::gemm::Scratch;
 use bimetal_kernels::simd::isa::{map, map2, pick};
 use bimetal_kernels::simd::{self, BinaryOp, CmpOp, LogicOp, UnaryOp};
 use bimetal_tensor::graph::{Binary, Distribution, Unary};
-use bimetal_tensor::{CastMode, DType, round_f64};
+use bimetal_tensor::{CastMode, DType, round_f64, round_stochastic_slice};
 
 /// A register's values.
 ///
@@ -382,6 +382,20 @@ fn odd(v: i64) -> f64 {
     let lost = x & ((1 << drop) - 1) != 0;
     let kept = (x >> drop | lost as u64) << drop;
     if v < 0 { -(kept as f64) } else { kept as f64 }
+}
+
+/// Rounds to a neighbour at random, by the noise in another register.
+///
+/// # Safety
+/// As [`unary`]; all registers are f32.
+pub(crate) unsafe fn round_stochastic(to: DType, a: Arg, noise: Arg, dst: *mut u8, n: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (a, noise) = (Wide::new::<f32>(a, n), Wide::new::<f32>(noise, n));
+        let dst = put::<f32>(dst, n);
+        dst.copy_from_slice(get(a.1, n));
+        round_stochastic_slice(dst, get(noise.1, n), to);
+    }
 }
 
 /// A number in a register.

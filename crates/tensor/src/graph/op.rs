@@ -264,6 +264,9 @@ pub enum Op {
     Fma,
     /// Conversion to the node's dtype.
     Cast(CastMode),
+    /// `inputs[0]` (F32) rounded at random to a neighbour in the node's dtype, an 8- or 16-bit float: away from zero where `inputs[1]` (F32, uniform in [0, 1))
+    /// is smaller than the way from the other neighbour.
+    CastStochastic,
     /// The same elements in row-major order under another shape (a view).
     Reshape,
     /// Axes in another order (a view).
@@ -391,6 +394,7 @@ impl Op {
             Op::Select => "select",
             Op::Fma => "fma",
             Op::Cast(_) => "cast",
+            Op::CastStochastic => "cast_stochastic",
             Op::Reshape => "reshape",
             Op::Permute(_) => "permute",
             Op::Broadcast => "broadcast",
@@ -443,6 +447,7 @@ impl Op {
                 | Op::Select
                 | Op::Fma
                 | Op::Cast(_)
+                | Op::CastStochastic
         )
     }
 

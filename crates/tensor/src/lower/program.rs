@@ -170,6 +170,11 @@ impl<'a> Builder<'a> {
                 let from_reg = self.register_dtype(&n.inputs[0], from);
                 self.cast(r[0], from_reg, from, out, *mode)
             }
+            Op::CastStochastic => self.push(Instr::RoundStochastic {
+                a: r[0],
+                noise: r[1],
+                to: out,
+            }),
             Op::Unary(u) => {
                 let a = self.push(Instr::Unary {
                     op: *u,

@@ -1,5 +1,5 @@
 //! Element-wise functions, comparison, selection and casts.
-use crate::graph::{Binary, Literal, Op, Unary};
+use crate::graph::{Binary, Distribution, Literal, Op, RandomKey, Unary};
 use crate::plan::register;
 use crate::tensor::Inputs;
 use crate::{CastMode, DType, Error, Result, Shape, Tensor};
@@ -287,6 +287,42 @@ impl Tensor {
             Ok(Tensor::single(
                 Op::Cast(mode),
                 Inputs::from_iter([self.clone()]),
+                m.shape,
+                dtype,
+            ))
+        })
+    }
+
+    /// Conversion to an 8- or 16-bit float that rounds to one of the two neighbours at random, so that the mean is the value (stochastic rounding, Gupta et al. 2015,
+    /// "Deep Learning with Limited Numerical Precision"): a sum of many small changes is not lost. By way of f32.
+    ///
+    /// The draw is that of [`Tensor::random`] with `key` and `step`. What the dtype can hold stays as it is; a finite value beyond its largest becomes that; infinities
+    /// and NaN are as in [`Tensor::cast`]. The gradient is cast back.
+    #[track_caller]
+    pub fn cast_stochastic(&self, dtype: DType, key: RandomKey, step: Option<&Tensor>) -> Tensor {
+        Tensor::make(|| {
+            let m = self.valid()?.meta();
+            let narrow = dtype.is_float() && dtype.size() <= 2;
+            if !m.dtype.is_float() || !narrow {
+                return Err(Error::dtype(
+                    "cast_stochastic",
+                    &[m.dtype, dtype],
+                    "expected a float tensor and an 8- or 16-bit float to round to; use `cast` for others",
+                ));
+            }
+            if m.dtype == dtype {
+                return Ok(self.clone());
+            }
+            let Some(device) = self.device() else {
+                return Err(Error::device(
+                    "cast_stochastic",
+                    "a bare number has no device; use `Tensor::full(shape, value, dtype, device)`",
+                ));
+            };
+            let noise = Tensor::random(Distribution::Uniform, &m.shape, key, step, device);
+            Ok(Tensor::single(
+                Op::CastStochastic,
+                Inputs::from_iter([self.cast(DType::F32), noise]),
                 m.shape,
                 dtype,
             ))

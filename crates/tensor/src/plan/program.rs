@@ -142,6 +142,16 @@ pub enum Instr {
         /// What happens beyond the range.
         overflow: CastMode,
     },
+    /// Rounds an F32 register to a neighbour in an 8- or 16-bit float dtype, away from zero where the noise is smaller than the way from the other neighbour; the
+    /// value stays in an F32 register. See [`crate::round_stochastic_slice`].
+    RoundStochastic {
+        /// The operand.
+        a: Reg,
+        /// F32, in [0, 1).
+        noise: Reg,
+        /// The dtype whose values are wanted.
+        to: DType,
+    },
 }
 
 impl Instr {
@@ -168,7 +178,7 @@ impl Instr {
             }
             Instr::Select { ty, .. } | Instr::Fma { ty, .. } => ty,
             Instr::Convert { to, .. } => to,
-            Instr::Round { to, .. } => register(to),
+            Instr::Round { to, .. } | Instr::RoundStochastic { to, .. } => register(to),
         }
     }
 }

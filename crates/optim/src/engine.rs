@@ -19,6 +19,7 @@ pub(crate) struct Engine {
     pub eps: f64,
     pub weight_decay: f64,
     pub matrices_only: bool,
+    pub stochastic_rounding: bool,
     pub groups: Vec<ParamGroup>,
     pub ema: Option<Ema>,
     averages: Option<Averages>,
@@ -53,6 +54,7 @@ impl Engine {
             eps: 0.0,
             weight_decay: 0.0,
             matrices_only: false,
+            stochastic_rounding: false,
             groups: Vec::new(),
             ema: None,
             averages: None,
@@ -254,7 +256,7 @@ impl Engine {
         if let Some(halted) = &halted {
             apply = apply.logical_and(halted.logical_not());
         }
-        let mut writes = self.update(grads, &apply, &lr, &(&applied + 1).cast(DType::F32))?;
+        let mut writes = self.update(&cx, grads, &apply, &lr, &(&applied + 1).cast(DType::F32))?;
         if let Some(averages) = &self.averages {
             writes.extend(averages.update(&apply, &writes)?);
         }
@@ -325,6 +327,7 @@ impl Engine {
     /// The new weights and moments, one operation for all parameters of equal settings.
     fn update(
         &self,
+        cx: &Ctx,
         grads: &Grads<Unscaled>,
         apply: &Tensor,
         lr: &Tensor,
@@ -366,10 +369,21 @@ impl Engine {
             let new = Tensor::composite(composite, &inputs.iter().collect::<Vec<_>>());
             new.check()?;
             for (i, slot) in slots.into_iter().enumerate() {
-                writes.push((slot.clone(), new.output(i).cast(slot.dtype())));
+                let value = self.rounded(cx, &new.output(i), slot);
+                writes.push((slot.clone(), value));
             }
         }
         Ok(writes)
+    }
+
+    /// A new value in the dtype it is kept in.
+    fn rounded(&self, cx: &Ctx, value: &Tensor, slot: &Slot) -> Tensor {
+        if !(self.stochastic_rounding && slot.dtype().is_half()) {
+            return value.cast(slot.dtype());
+        }
+        // No layer has a parameter's path, so no layer has its stream.
+        let _path = cx.at(&slot.name().into());
+        value.cast_stochastic(slot.dtype(), cx.random_key(), Some(&cx.step()))
     }
 
     fn notices(&mut self, grads: &Grads<Unscaled>) -> Vec<Notice> {

@@ -119,6 +119,13 @@ macro_rules! optimizer {
                 self
             }
 
+            /// Rounds new values of parameters that are kept in half precision to a neighbour at random, so that updates smaller than a step of the format are kept on
+            /// average (Zamirai et al. 2020, "Revisiting BFloat16 Training"). Needs no masters, but is noisier than they are; without effect on f32 parameters.
+            pub fn stochastic_rounding(mut self) -> $name {
+                self.engine.stochastic_rounding = true;
+                self
+            }
+
             /// Keeps an average of the weights: a decay, such as 0.999, or an [`Ema`](crate::Ema). A decay that cannot work is an error when training starts.
             pub fn ema(mut self, ema: impl Into<crate::Ema>) -> $name {
                 self.engine.ema = Some(ema.into());

@@ -3,7 +3,7 @@ mod common;
 use bimetal_layers::ParamStore;
 use bimetal_optim::{Adam, AdamW, Ema, Optimizer, Sgd, warmup_cosine};
 use bimetal_precision::{DynamicLossScale, LossScale, LossScaler};
-use bimetal_tensor::{Device, Slot, Tensor};
+use bimetal_tensor::{DType, Device, Slot, Tensor};
 use common::*;
 
 type Saved = Vec<(String, Vec<u8>)>;
@@ -116,4 +116,46 @@ fn a_rate_set_by_hand_is_part_of_the_state() {
     let second = Run::new(Box::new(Sgd::new(0.1)));
     second.load(&first.save());
     assert_eq!(values(&second.optimizer.state()[0]), [0.025f32 as f64]);
+}
+
+#[test]
+fn a_resumed_run_rounds_by_the_same_chance() {
+    let device = bimetal_cpu::cpu();
+    let new = || {
+        let store = ParamStore::new(&device, bimetal_precision::Policy::bfloat16()).seed(9);
+        let start = vector(&[1.0, -0.3, 2.5, 0.7], &device);
+        let _ = store.root().param_from("w", &start);
+        (store, Adam::new(0.002).stochastic_rounding())
+    };
+    let scaler = scaler(LossScale::None, &device);
+    let train = |run: &mut (ParamStore, Adam), steps: std::ops::Range<usize>| {
+        for t in steps {
+            let g = Tensor::full(&[4], (t as f64 * 0.7).sin(), DType::BF16, &device);
+            let _ = step(&mut run.1, &run.0, &scaler, &[g]);
+        }
+    };
+    let state = |run: &(ParamStore, Adam)| {
+        let mut all = run.0.state().unwrap();
+        all.extend(run.1.state());
+        all
+    };
+    let bits = |run: &(ParamStore, Adam)| -> Vec<Vec<u8>> {
+        state(run).iter().map(|s| s.to_bytes().unwrap()).collect()
+    };
+    let mut straight = new();
+    train(&mut straight, 0..20);
+    let (mut first, mut second) = (new(), new());
+    train(&mut first, 0..9);
+    train(&mut second, 0..1);
+    for (slot, bytes) in state(&second).iter().zip(bits(&first)) {
+        slot.set(&Tensor::from_bytes(
+            &bytes,
+            &slot.shape(),
+            slot.dtype(),
+            &device,
+        ))
+        .unwrap();
+    }
+    train(&mut second, 9..20);
+    assert_eq!(bits(&second), bits(&straight));
 }

@@ -294,3 +294,55 @@ fn f64_parameters_are_updated_in_f64() {
     assert!(done.outcome().unwrap().is_applied());
     assert_eq!(values(&w), [1.0 - 0.5e-12]);
 }
+
+/// A weight of 1 whose steps of 0.001 are a fraction of what bf16 resolves there.
+#[test]
+fn stochastic_rounding_keeps_updates_that_rounding_loses() {
+    let device = bimetal_cpu::cpu();
+    let n = 512;
+    let run = |mut optimizer: Sgd, skip: bool| {
+        let store = ParamStore::new(&device, Policy::bfloat16()).seed(5);
+        let start = Tensor::ones(&[n], DType::F32, &device);
+        let w = store.root().param_from("w", &start);
+        let scaler = scaler(LossScale::None, &device);
+        for t in 0..200 {
+            let bad = skip && t % 2 == 1;
+            let g = if bad { f64::NAN } else { -1.0 };
+            let g = Tensor::full(&[n], g, DType::BF16, &device);
+            let _ = step(&mut optimizer, &store, &scaler, &[g]);
+        }
+        values(w.slot().unwrap())
+    };
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    assert_eq!(run(Sgd::new(1e-3), false), vec![1.0; n]);
+    let by_chance = run(Sgd::new(1e-3).stochastic_rounding(), false);
+    // 200 steps, each a binomial draw with a variance below 2^-7 times 0.001 per element.
+    let error = 5.0 * (200.0 * 0.001 / 128.0 / n as f64).sqrt();
+    assert!(
+        (mean(&by_chance) - 1.2).abs() < error,
+        "{}",
+        mean(&by_chance)
+    );
+    // The same seed gives the same bits, and a skipped step draws nothing.
+    assert_eq!(by_chance, run(Sgd::new(1e-3).stochastic_rounding(), false));
+    let skipping = mean(&run(Sgd::new(1e-3).stochastic_rounding(), true));
+    assert!((skipping - 1.1).abs() < error, "{skipping}");
+}
+
+#[test]
+fn stochastic_rounding_leaves_f32_alone() {
+    let device = bimetal_cpu::cpu();
+    let run = |mut optimizer: AdamW| {
+        let store = store(&device, &[("w", &[0.3, -1.7])]);
+        let scaler = scaler(LossScale::None, &device);
+        for t in 0..5 {
+            let g = vector(&[t as f32, 0.3], &device);
+            let _ = step(&mut optimizer, &store, &scaler, &[g]);
+        }
+        values(&slot(&store, "w"))
+    };
+    assert_eq!(
+        run(AdamW::new(0.01)),
+        run(AdamW::new(0.01).stochastic_rounding())
+    );
+}

@@ -37,11 +37,11 @@ fn trainer(store: &ParamStore, dir: &Scratch) -> Trainer {
         .callback(JsonlLogger::new(dir.0.join("steps.jsonl")))
 }
 
-/// 33 steps in three epochs of eleven, in f16, with dropout, shuffling, overflows, a schedule and BatchNorm.
-fn whole() -> (Vec<String>, Vec<Vec<u8>>, String, Logs) {
+/// 33 steps in three epochs of eleven, with dropout, shuffling, overflows, a schedule and BatchNorm.
+fn whole(policy: &str) -> (Vec<String>, Vec<Vec<u8>>, String, Logs) {
     let dir = Scratch::new("whole");
     let device = device();
-    let store = store(&device, "mixed_float16");
+    let store = store(&device, policy);
     let net = Net::new(&store);
     let record = Record::default();
     let mut trainer = trainer(&store, &dir).callback(record.clone());
@@ -54,7 +54,18 @@ fn whole() -> (Vec<String>, Vec<Vec<u8>>, String, Logs) {
 
 #[test]
 fn a_resumed_run_has_the_bits_of_the_uninterrupted_one() {
-    let (lines, state, log, train) = whole();
+    // Before the first checkpoint, within an epoch, at the very end of one, and right after it.
+    let kills = [(3, 0), (7, 4), (11, 8), (13, 12), (30, 28)];
+    resumed_runs_are_whole_ones("mixed_float16", &kills);
+}
+
+#[test]
+fn a_resumed_run_in_8_bits_has_the_bits_of_the_uninterrupted_one() {
+    resumed_runs_are_whole_ones("p=f32,c=f8e4m3,o=f16", &[(7, 4), (13, 12)]);
+}
+
+fn resumed_runs_are_whole_ones(policy: &str, kills: &[(u64, u64)]) {
+    let (lines, state, log, train) = whole(policy);
     let mut ends: Vec<_> = lines
         .iter()
         .filter(|l| l.starts_with("epoch"))
@@ -62,13 +73,12 @@ fn a_resumed_run_has_the_bits_of_the_uninterrupted_one() {
         .collect();
     ends.retain(|l| l.contains(" end "));
     assert_eq!(ends.len(), 3);
-    // Before the first checkpoint, within an epoch, at the very end of one, and right after it.
-    for (kill, from) in [(3, 0), (7, 4), (11, 8), (13, 12), (30, 28)] {
+    for &(kill, from) in kills {
         for accumulate_reads in [1, 3] {
             let dir = Scratch::new(&format!("kill-{kill}-{accumulate_reads}"));
             {
                 let device = device();
-                let store = store(&device, "mixed_float16");
+                let store = store(&device, policy);
                 let net = Net::new(&store);
                 let mut trainer = trainer(&store, &dir).callback(Kill(kill));
                 let error = trainer
@@ -77,7 +87,7 @@ fn a_resumed_run_has_the_bits_of_the_uninterrupted_one() {
                 assert_eq!(error.to_string(), "killed");
             }
             let device = device();
-            let store = store(&device, "mixed_float16");
+            let store = store(&device, policy);
             let net = Net::new(&store);
             let record = Record::default();
             let mut trainer = trainer(&store, &dir)

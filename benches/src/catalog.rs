@@ -143,6 +143,12 @@ impl Work {
         }
     }
 
+    /// As [`Work::bytes`], of a kernel; `None` for a train step, whose bytes depend on who runs it.
+    pub(crate) fn kernel_bytes(&self, dtype: &str) -> Option<f64> {
+        let dtype = crate::options::dtype(dtype).ok()?;
+        (!self.trains()).then(|| self.bytes(dtype, 0, 0))
+    }
+
     /// Makes the workload ready on a device.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The command line.
 use crate::catalog::{NAMES, Work, all};
+use crate::peers::PEERS;
 use bimetal::DType;
 use std::collections::VecDeque;
 
@@ -20,17 +21,19 @@ pub struct Options {
     pub seconds: f64,
     /// JSON lines to standard output (`Some(None)`) or to a file.
     pub json: Option<Option<String>>,
-    /// Measures the peers too.
-    pub peers: bool,
+    /// Peers that are measured too, by name.
+    pub peers: Vec<String>,
     /// Tables of how time and memory grow, instead of rows.
     pub scaling: bool,
+    /// Tables of where the time goes, instead of rows.
+    pub profile: bool,
     /// Each row once and briefly.
     pub quick: bool,
 }
 
 /// How the task is called.
 pub const USAGE: &str = "cargo xtask bench [--only W1,W4] [--variant WORD,..] [--dtype f32,bf16,f16] [--threads 1|2|1,2] \
-[--rounds N] [--seconds S] [--json [FILE]] [--peers] [--scaling] [--quick]";
+[--rounds N] [--seconds S] [--json [FILE]] [--peers [torch,jax,burn,candle]] [--scaling] [--profile] [--quick]";
 
 impl Default for Options {
     fn default() -> Options {
@@ -42,8 +45,9 @@ impl Default for Options {
             rounds: 3,
             seconds: 1.0,
             json: None,
-            peers: false,
+            peers: Vec::new(),
             scaling: false,
+            profile: false,
             quick: false,
         }
     }
@@ -77,15 +81,15 @@ impl Options {
                 "--threads" => options.threads = list(&value()?, |word| number(&name, word))?,
                 "--rounds" => rounds = Some(number(&name, &value()?)?),
                 "--seconds" => seconds = Some(positive(&name, &value()?)?),
-                "--json" => {
-                    let follows = words.front().is_some_and(|w| !w.starts_with("--"));
-                    options.json = Some(match inline.take() {
-                        None if follows => words.pop_front(),
-                        given => given,
-                    });
+                "--json" => options.json = Some(optional(&mut inline, &mut words)),
+                "--peers" => {
+                    options.peers = match optional(&mut inline, &mut words) {
+                        Some(names) => list(&names, peer)?,
+                        None => PEERS[..2].iter().map(|p| p.to_string()).collect(),
+                    };
                 }
-                "--peers" => options.peers = true,
                 "--scaling" => options.scaling = true,
+                "--profile" => options.profile = true,
                 "--quick" => options.quick = true,
                 _ => return Err(format!("unknown argument `{name}`\nusage: {USAGE}")),
             }
@@ -119,6 +123,25 @@ impl Options {
 
 fn list<T>(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
     text.split(',').map(|word| read(word.trim())).collect()
+}
+
+/// The value of an option that can do without.
+fn optional(inline: &mut Option<String>, words: &mut VecDeque<String>) -> Option<String> {
+    let follows = words.front().is_some_and(|w| !w.starts_with("--"));
+    match inline.take() {
+        None if follows => words.pop_front(),
+        given => given,
+    }
+}
+
+fn peer(word: &str) -> Result<String, String> {
+    match PEERS.contains(&word) {
+        true => Ok(word.to_string()),
+        false => Err(format!(
+            "unknown peer `{word}`; the peers are {}",
+            PEERS.join(", ")
+        )),
+    }
 }
 
 fn workload(word: &str) -> Result<String, String> {
@@ -177,7 +200,9 @@ mod tests {
         let o = o.unwrap();
         assert_eq!(o.only, ["W1", "W7"]);
         assert_eq!(o.dtypes, [DType::F32, DType::F16]);
-        assert_eq!((o.threads, o.rounds, o.peers), (vec![1, 2], 3, true));
+        assert_eq!((o.threads, o.rounds), (vec![1, 2], 3));
+        assert_eq!(o.peers, ["torch", "jax"]);
+        assert_eq!(parse("--peers jax,burn").unwrap().peers, ["jax", "burn"]);
         assert_eq!(o.json, Some(Some("rows.jsonl".to_string())));
         assert_eq!(parse("--json --quick").unwrap().json, Some(None));
         assert_eq!(parse("--quick").unwrap().rounds, 1);
@@ -200,7 +225,8 @@ mod tests {
             ("--rouns 3", "`--rouns`", "--rounds N"),
             ("--only", "--only", "needs a value"),
             ("--only --peers", "--only", "needs a value"),
-            ("--peers=yes", "--peers", "takes no value"),
+            ("--peers keras", "`keras`", "torch, jax, burn, candle"),
+            ("--quick=yes", "--quick", "takes no value"),
             ("--only W1 --variant fwd", "W1", "fwd"),
         ] {
             let message = parse(line).unwrap_err();

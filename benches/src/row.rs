@@ -1,6 +1,7 @@
 //! One measured row, as a line of JSON.
 use crate::clock::{least, median};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// A row: medians, and minima where the name says so. What does not apply or was not measured is `null`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub struct Row {
     pub load: Option<f64>,
     /// Who was measured: `bimetal` or a peer.
     pub peer: String,
+    /// Our time as a share of others', medians over the rounds: of a peer's by its name, of our own f32 (`f32`), of one thread (`1 thread`).
+    pub ratios: BTreeMap<String, f64>,
     /// Why there are no times.
     pub error: Option<String>,
 }

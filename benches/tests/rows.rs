@@ -51,7 +51,7 @@ fn quick_rows_are_whole() {
         .iter()
         .map(|r| format!("{} {}", r.name, r.dtype))
         .collect();
-    let expected = "W1 f32,W1 f16,W9 f32,W9 f16,W9 f32,W9 f16";
+    let expected = "W1 f32,W1 f16,W9 f32,W9 f32,W9 f16,W9 f16";
     assert_eq!(names.join(","), expected);
     for row in &rows {
         let (cpu, wall) = (row.cpu_ms.unwrap(), row.wall_ms.unwrap());
@@ -83,4 +83,31 @@ fn mistakes_are_refused_with_what_is_known() {
     assert!(!out.status.success());
     let said = String::from_utf8(out.stderr).unwrap();
     assert!(said.contains("`W99`") && said.contains("W1, W2"), "{said}");
+}
+
+#[test]
+fn growth_is_a_table_with_exponents() {
+    let out = bench("--quick --json --scaling");
+    assert!(out.status.success(), "{out:?}");
+    let text = String::from_utf8(out.stdout).unwrap();
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let growth = lines.iter().filter(|l| !l["time_exponent"].is_null());
+    let memory: Vec<(String, f64)> = growth
+        .map(|l| {
+            let series = format!(
+                "{} of {}",
+                l["axis"].as_str().unwrap(),
+                l["of"].as_str().unwrap()
+            );
+            (series, l["memory_exponent"].as_f64().unwrap())
+        })
+        .collect();
+    assert_eq!((lines.len(), memory.len()), (6 * 3, 6));
+    // An update keeps nothing but what it updates.
+    let (series, exponent) = &memory[5];
+    assert_eq!(series, "parameters of W11");
+    assert!((0.9..1.1).contains(exponent), "{exponent}");
 }

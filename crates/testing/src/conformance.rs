@@ -240,7 +240,7 @@ pub fn fusion_keeps_bits(device: &Device, seed: u64, rounds: usize) -> Report {
     for round in 0..rounds {
         let build = |fused: bool| -> Result<Vec<Vec<u8>>> {
             let mut g = Gen::new(seed ^ round as u64);
-            let outs = crate::cases::random_graph(&mut g, device);
+            let outs = crate::random_graph::random_graph(&mut g, device);
             device.set_fusion(fused);
             let refs: Vec<&Tensor> = outs.iter().collect();
             let e = bimetal_tensor::eval(&refs);

@@ -14,6 +14,7 @@ pub mod cases;
 pub mod conformance;
 pub mod gradcheck;
 pub mod random;
+pub mod random_graph;
 pub mod reference;
 
 /// The code of the README, of CONTRIBUTING.md and of the guide, compiled and run by `cargo test --doc`.

@@ -5,7 +5,7 @@ use bimetal_layers::{
     Ctx, Embedding, Layer, LayerNorm, Linear, MultiHeadAttention, ParamStore, mse,
 };
 use bimetal_optim::{Accumulator, AdamW, Optimizer, Sgd};
-use bimetal_precision::{AmaxOf, F8Recipe, F8Scaling, LossScale, LossScaler};
+use bimetal_precision::{AmaxOf, F8Recipe, F8Scaling, LossScale, LossScaler, find_non_finite};
 use bimetal_tensor::{DType, Device, Slot, Tensor};
 use common::*;
 
@@ -326,4 +326,19 @@ fn a_late_or_impossible_recipe_is_a_mistake() {
     };
     let store = ParamStore::new(&device, "mixed_float8").f8_recipe(wrong);
     assert!(store.check().unwrap_err().to_string().contains("margin"));
+}
+
+#[test]
+fn an_overflow_is_blamed_on_the_product_it_came_from() {
+    let device = bimetal_cpu::cpu();
+    let store = ParamStore::new(&device, "p=f32,c=f8e4m3,o=f16");
+    let layer = Linear::new(&store.root().at("layer"), 3, 2);
+    let large = Tensor::full(&[2, 3], 6e4, DType::F32, &device);
+    layer.weight().set(&large).unwrap();
+    // With a scale of 1 in the first step, 448 is the most that either operand holds.
+    let x = Tensor::full(&[2, 3], 400.0, DType::F32, &device);
+    let y = layer.forward(&x, &store.train());
+    let found = find_non_finite(&[&y]).unwrap().unwrap();
+    assert_eq!((found.op, found.path()), ("f8_linear", "layer"));
+    assert_eq!(found.plus_inf, 4);
 }

@@ -3,7 +3,7 @@ use crate::random::Gen;
 use bimetal_tensor::graph::{
     AttentionSpec, Attr, Composite, Conv2d, MatmulPrecision, Pool2d, RandomKey, Unary,
 };
-use bimetal_tensor::{DType, Tensor};
+use bimetal_tensor::{CastMode, DType, Tensor};
 
 /// An input of a case.
 #[derive(Clone, Debug)]
@@ -440,6 +440,36 @@ pub fn all() -> Vec<Maker> {
         );
         c.dtypes = NARROW;
         c.scale = k as f64;
+        c.differentiable = false;
+        c
+    }));
+    // The products of a linear layer in 8 bits, forward and backward: scaled, cast, multiplied, divided by the scales.
+    v.push(Box::new(|g| {
+        let (m, n, k) = (1 + g.below(20), 1 + g.below(20), 1 + g.below(30));
+        let mut c = case(
+            "scaled f8 matmul",
+            vec![
+                float(&[m, k], -30.0, 30.0),
+                float(&[n, k], -1.0, 1.0),
+                float(&[m, n], -1.0, 1.0),
+            ],
+            |x| {
+                let quantize = |t: &Tensor, largest: f64, to| {
+                    let scale = largest / t.abs().max(&[], false);
+                    let q = (t * &scale).cast_with(to, CastMode::Saturating);
+                    (q, scale.recip())
+                };
+                let (x8, ix) = quantize(&x[0], 448.0, DType::F8E4M3);
+                let (w8, iw) = quantize(&x[1], 448.0, DType::F8E4M3);
+                let (g8, ig) = quantize(&x[2], 57344.0, DType::F8E5M2);
+                let back = g8.matmul(&w8) * &ig * &iw;
+                let weight = g8.t().matmul(&x8) * &ig * &ix;
+                let y = x8.matmul(&w8.t()) * ix * iw;
+                vec![y.cast(DType::BF16), y, back, weight]
+            },
+        );
+        c.dtypes = F32;
+        c.scale = 30.0 * k.max(m).max(n) as f64;
         c.differentiable = false;
         c
     }));

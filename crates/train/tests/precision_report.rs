@@ -380,3 +380,17 @@ fn updates_are_measured_against_a_step_by_hand() {
         "{report}"
     );
 }
+
+#[test]
+fn layers_in_8_bits_are_in_the_report() {
+    let device = common::device();
+    let store = ParamStore::new(&device, "mixed_float8").seed(3);
+    let net = Net::new(&store);
+    let report = precision_report(&store, &net, &batches(64, 2), LossScale::None).unwrap();
+    let first = report.layers.iter().find(|l| l.path == "first").unwrap();
+    assert_eq!(
+        (first.op.as_str(), first.compute, first.output),
+        ("f8_linear", DType::F8E4M3, DType::BF16)
+    );
+    assert_eq!(report.steps, 2);
+}

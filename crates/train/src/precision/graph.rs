@@ -157,7 +157,14 @@ pub(super) fn layers(loss: &Tensor) -> Vec<Found> {
 /// The operation of a node if it is one that counts, and the dtype it computes with.
 fn main_operation(t: &Tensor) -> Option<(&'static str, DType)> {
     match t.op() {
-        Op::Matmul(_) | Op::Conv2d(_) | Op::Composite(_) | Op::Custom(_) => {
+        // An operation that also gives its operands as it rounded them, such as an 8-bit product, computes in their dtype.
+        Op::Custom(_) => {
+            let results = (0..t.output_count()).map(|i| t.output(i).dtype());
+            let operand = t.inputs().first()?.dtype();
+            let floats = results.chain([operand]).filter(|d| d.is_float());
+            Some((t.op().name(), floats.min_by_key(|d| d.size())?))
+        }
+        Op::Matmul(_) | Op::Conv2d(_) | Op::Composite(_) => {
             Some((t.op().name(), t.inputs().first()?.dtype()))
         }
         // A lookup computes nothing.

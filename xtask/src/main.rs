@@ -9,6 +9,7 @@ mod bench;
 mod ci;
 mod golden;
 mod kill;
+mod numerics;
 mod process;
 mod readme;
 mod tables;
@@ -79,6 +80,12 @@ const TASKS: &[Task] = &[
         help: "measure train steps and kernels, also beside peers that are installed",
         usage: "[--only W1,W4] [--dtype f32,bf16,f16] [--threads 1|2] [--rounds N] [--json [FILE]] [--peers] ...",
         run: bench::run,
+    },
+    Task {
+        name: "numerics-cost",
+        help: "what numerics checks add to the CPU time of train steps, in alternated pairs",
+        usage: "[PAIRS] [W1,W2,...]",
+        run: numerics::cost,
     },
     Task {
         name: "golden",

@@ -43,7 +43,7 @@ impl FromStr for Level {
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(NAMES[*self as usize].0)
+        f.pad(NAMES[*self as usize].0)
     }
 }
 

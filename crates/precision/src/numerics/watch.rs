@@ -43,7 +43,9 @@ pub(super) fn watched(roots: &[Tensor], level: Level) -> Result<Vec<Tensor>> {
         match level {
             Level::Off | Level::Step => {}
             Level::Layer => {
-                let others = node.inputs().iter().filter(|x| !same_layer(node, x));
+                // What is computed between layers shows in the results of the next one.
+                let layer = |x: &&Tensor| !x.label().path().is_empty() && !same_layer(node, x);
+                let others = node.inputs().iter().filter(layer);
                 work.extend(others.cloned());
             }
             Level::Op => work.extend((0..node.output_count()).map(|i| node.output(i))),

@@ -63,12 +63,55 @@ fn squares(dst: &mut [f32], src: &[f32]) -> bool {
     f(dst, src)
 }
 
+/// Whether all of `n` floats are finite, by their exponents: no arithmetic, for when the sum is not wanted.
+///
+/// # Safety
+/// `src` points to `n` elements of `dtype`, aligned.
+unsafe fn all_finite(dtype: DType, src: *const u8, n: usize) -> bool {
+    /// The largest of the numbers without their signs.
+    fn top32(x: &[u32]) -> u32 {
+        let f = pick!(simd::simd_level(), fn(x: &[u32]) -> u32 {
+            x.iter().fold(0, |top, x| top.max(x & 0x7fff_ffff))
+        });
+        f(x)
+    }
+    fn top16(x: &[u16]) -> u16 {
+        let f = pick!(simd::simd_level(), fn(x: &[u16]) -> u16 {
+            x.iter().fold(0, |top, x| top.max(x & 0x7fff))
+        });
+        f(x)
+    }
+    fn top8(x: &[u8]) -> u8 {
+        x.iter().fold(0, |top, x| top.max(x & 0x7f))
+    }
+    // SAFETY: as the caller promises; all bit patterns are numbers.
+    unsafe {
+        match dtype {
+            DType::F16 => top16(std::slice::from_raw_parts(src.cast(), n)) < 0x7c00,
+            DType::BF16 => top16(std::slice::from_raw_parts(src.cast(), n)) < 0x7f80,
+            DType::F8E5M2 => top8(std::slice::from_raw_parts(src, n)) < 0x7c,
+            // Has no infinities.
+            DType::F8E4M3 => top8(std::slice::from_raw_parts(src, n)) < 0x7f,
+            _ => top32(std::slice::from_raw_parts(src.cast(), n)) < 0x7f80_0000,
+        }
+    }
+}
+
 impl Kernel for Stats {
     fn run(&self, cx: &Cx<'_>) -> std::result::Result<(), ErrorKind> {
         let results = Mutex::new(vec![(0.0f32, true); self.tasks.len()]);
         par::for_each(self.tasks.len(), |t| {
             let (operand, first) = self.tasks[t];
             let d = &self.inputs[operand];
+            if self.outputs[1].is_none() {
+                let start = (first * RUN).min(d.numel);
+                let n = (RUNS * RUN).min(d.numel - start);
+                let src = cx.ptr(d.buf).wrapping_add(start * d.dtype.size());
+                // SAFETY: the range lies in the operand, and buffers are aligned for their dtypes.
+                let finite = unsafe { all_finite(d.dtype, src, n) };
+                results.lock().unwrap_or_else(PoisonError::into_inner)[t] = (0.0, finite);
+                return;
+            }
             let mut parts = Vec::with_capacity(RUNS);
             let (mut values, mut square) = ([0.0f32; RUN], [0.0f32; RUN]);
             let mut finite = true;

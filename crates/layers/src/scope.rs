@@ -101,6 +101,7 @@ impl Scope {
     pub fn site(&self) -> Site {
         let policy = self.policy_here();
         self.store.note_compute(policy.compute_dtype());
+        self.store.note_layer(&self.path);
         if self.policy.is_some() {
             self.store.note_choice(&self.path);
         }
@@ -181,6 +182,7 @@ impl Scope {
 
     #[track_caller]
     fn register(&self, path: Result<Arc<str>>, kind: Kind, initial: Tensor) -> Param {
+        self.store.note_layer(&self.path);
         let broken = match (&self.error, &path) {
             (Some(e), _) => Some(e),
             (None, Err(e)) => Some(e),

@@ -1,7 +1,7 @@
 //! The parameters of a model.
 use crate::param::{Kind, Param};
 use crate::{Ctx, Scope};
-use bimetal_precision::{F8Recipe, PolicyMap, path_matches};
+use bimetal_precision::{F8Recipe, PolicyMap, near_paths, path_matches};
 use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::{DType, Device, Error, PathGuard, Result, Shape, Slot, Tensor};
 use std::collections::{HashMap, HashSet};
@@ -43,6 +43,9 @@ pub(crate) struct Registry {
     pub(crate) matmul_precision: MatmulPrecision,
     /// Paths of layers whose policy their scope was told.
     chosen: HashSet<Arc<str>>,
+    /// Paths at which layers were built, each once, as they were built.
+    layers: Vec<Arc<str>>,
+    layer_set: HashSet<Arc<str>>,
 }
 
 /// What a layer asks to be registered.
@@ -204,12 +207,29 @@ impl ParamStore {
         slot.as_ref().map_err(Clone::clone)
     }
 
-    /// The first mistake made while layers were built, as an error: a path used twice, a policy that does not exist, a size that is impossible.
+    /// The first mistake made while layers were built, as an error: a path used twice, a policy that does not exist, a size that is impossible; or a rule of
+    /// the policies that describes none of the layers. Call it when all layers are built; optimizers and the Trainer do.
+    #[track_caller]
     pub fn check(&self) -> Result<()> {
-        match &self.registry().mistake {
-            Some(e) => Err(e.clone()),
-            None => Ok(()),
+        let registry = self.registry();
+        if let Some(e) = &registry.mistake {
+            return Err(e.clone());
         }
+        if registry.layers.is_empty() {
+            return Ok(());
+        }
+        let layers = || registry.layers.iter().map(|path| &**path);
+        let idle = |(pattern, _): &&(String, _)| !layers().any(|path| path_matches(pattern, path));
+        let Some((pattern, policy)) = self.policies().rules.iter().find(idle) else {
+            return Ok(());
+        };
+        Err(Error::setting(
+            "policy",
+            format!(
+                "the rule `{pattern}={policy}` describes no layer; the nearest are {}; correct the pattern or remove the rule",
+                near_paths(pattern, layers(), 5).join(", ")
+            ),
+        ))
     }
 
     /// The context of a training forward pass: dropout drops, BatchNorm uses the batch. One per step or micro-batch.
@@ -275,6 +295,13 @@ impl ParamStore {
     pub(crate) fn mistake(&self, error: Error) -> Error {
         self.registry().mistake.get_or_insert(error.clone());
         error
+    }
+
+    pub(crate) fn note_layer(&self, path: &Arc<str>) {
+        let mut registry = self.registry();
+        if registry.layer_set.insert(path.clone()) {
+            registry.layers.push(path.clone());
+        }
     }
 
     pub(crate) fn note_choice(&self, path: &Arc<str>) {

@@ -181,6 +181,50 @@ fn a_wrong_feature_count_names_the_layer_and_the_lines() {
 }
 
 #[test]
+fn a_rule_that_describes_no_layer_is_an_error_at_first_use() {
+    let device = bimetal_cpu::cpu();
+    let build = |policies: &str| {
+        let s = store(&device, policies);
+        s.check().unwrap();
+        let scope = s.root();
+        for i in 0..3 {
+            let block = scope.at("blocks").at(i);
+            let _ = LayerNorm::new(&block.at("norm"), 4);
+            let _ = Linear::new(&block.at("mlp").policy("float32"), 4, 4);
+        }
+        let _ = Linear::new(&scope.at("head"), 4, 4);
+        s
+    };
+    for fine in [
+        "mixed_float16; blocks.*.norm=float32; blocks.1.*=float32; head=float32",
+        "mixed_float16; blocks=float32; *=mixed_bfloat16; blocks.2.mlp=float32",
+    ] {
+        build(fine).check().unwrap();
+    }
+    for (rule, near) in [
+        (
+            "haed",
+            "the rule `haed=float32` describes no layer; the nearest are head, ",
+        ),
+        (
+            "blocks.*.norn",
+            "the nearest are blocks.0.norm, blocks.1.norm, blocks.2.norm, ",
+        ),
+        ("head.weight", "the nearest are head, "),
+    ] {
+        let s = build(&format!("mixed_float16; head=float32; {rule}=float32"));
+        let found = [
+            s.check().unwrap_err(),
+            s.trainable_slots().unwrap_err(),
+            s.state().unwrap_err(),
+        ];
+        for e in found {
+            assert!(e.to_string().contains(near), "{e}");
+        }
+    }
+}
+
+#[test]
 fn policies_by_path_and_by_scope() {
     let device = bimetal_cpu::cpu();
     let s = store(

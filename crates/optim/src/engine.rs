@@ -1,5 +1,5 @@
 //! The transaction of a step, shared by all optimizers.
-use crate::group::{Settings, decay, settings};
+use crate::group::{Settings, decay, described, settings};
 use crate::handle::Numbers;
 use crate::schedule::rate;
 use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle, Watch};
@@ -244,6 +244,9 @@ impl Engine {
                 "step",
                 "the context is that of an evaluation pass; take one from `ParamStore::train`",
             ));
+        }
+        if !self.groups_told {
+            described(&self.groups, &params, cx.store())?;
         }
         let counter = cx.store().applied()?.clone();
         let applied = counter.read();

@@ -1,5 +1,6 @@
 //! Parameter groups: other settings for some parameters, by path.
-use bimetal_precision::path_matches;
+use bimetal_layers::ParamStore;
+use bimetal_precision::{near_paths, path_matches};
 use bimetal_tensor::{Error, Result, Slot};
 
 /// Settings for the parameters whose path a pattern describes (`*`: any run of characters, `?`: one; a pattern also describes what lies inside of the
@@ -59,6 +60,27 @@ impl ParamGroup {
             None => Ok(()),
         }
     }
+}
+
+/// An error for a group that describes none of the parameters trained and none of the store's, frozen ones among them.
+pub(crate) fn described(groups: &[ParamGroup], trained: &[Slot], store: &ParamStore) -> Result<()> {
+    let idle = |g: &&ParamGroup| !trained.iter().any(|slot| g.matches(slot));
+    for group in groups.iter().filter(idle) {
+        let params = store.params();
+        let paths = || params.iter().map(|p| p.path());
+        let pattern = &group.pattern;
+        if !paths().any(|path| path_matches(pattern, path)) {
+            let all = paths().chain(trained.iter().map(Slot::name));
+            return Err(Error::setting(
+                "param_group",
+                format!(
+                    "the group `{pattern}` describes no parameter; the nearest are {}; correct the pattern or remove the group",
+                    near_paths(pattern, all, 5).join(", ")
+                ),
+            ));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn decay(what: &str, d: f64) -> Result<()> {

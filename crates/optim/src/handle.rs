@@ -12,7 +12,7 @@ pub enum Notice {
         /// The path of the parameter.
         parameter: String,
     },
-    /// No parameter is described by this group's pattern: a typing error, or the parameters are frozen.
+    /// All parameters that this group's pattern describes are frozen.
     UnusedGroup {
         /// The pattern.
         pattern: String,
@@ -30,7 +30,7 @@ impl std::fmt::Display for Notice {
             }
             Notice::UnusedGroup { pattern } => write!(
                 f,
-                "the parameter group `{pattern}` describes no parameter that is trained; is it a typing error?"
+                "all parameters that the group `{pattern}` describes are frozen"
             ),
         }
     }

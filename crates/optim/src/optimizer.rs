@@ -107,7 +107,7 @@ pub trait Optimizer: Send {
 macro_rules! optimizer {
     ($name:ident) => {
         impl $name {
-            /// Other settings for some parameters, by path. Later groups win.
+            /// Other settings for some parameters, by path. Later groups win; one that describes no parameter is an error of the first step.
             pub fn group(mut self, group: ParamGroup) -> $name {
                 self.engine.groups.push(group);
                 self

@@ -174,7 +174,12 @@ fn groups_change_settings_by_path_and_later_ones_win() {
     let one: &[f32] = &[1.0];
     let store = store(
         &device,
-        &[("body.w", one), ("body.b", one), ("head.w", one)],
+        &[
+            ("body.w", one),
+            ("body.b", one),
+            ("head.w", one),
+            ("frozen", one),
+        ],
     );
     let scaler = scaler(LossScale::None, &device);
     let g: Vec<Tensor> = (0..3).map(|_| vector(&[1.0], &device)).collect();
@@ -182,12 +187,13 @@ fn groups_change_settings_by_path_and_later_ones_win() {
         .weight_decay(1.0)
         .group(ParamGroup::new("body").lr_factor(0.5))
         .group(ParamGroup::new("*.b").lr_factor(0.25).weight_decay(0.0))
-        .group(ParamGroup::new("haed").lr_factor(0.0));
+        .group(ParamGroup::new("frozen").lr_factor(0.0));
+    assert_eq!(store.set_trainable("frozen", false), 1);
     let first = step(&mut optimizer, &store, &scaler, &g);
-    let typo = Notice::UnusedGroup {
-        pattern: "haed".into(),
+    let idle = Notice::UnusedGroup {
+        pattern: "frozen".into(),
     };
-    assert_eq!(first.notices(), [typo]);
+    assert_eq!(first.notices(), [idle]);
     let at = |p: &str| values(&slot(&store, p))[0];
     // w - lr factor (g + decay w).
     assert_eq!(at("body.w"), 1.0 - 0.5 * 0.5 * 2.0);
@@ -195,6 +201,29 @@ fn groups_change_settings_by_path_and_later_ones_win() {
     assert_eq!(at("head.w"), 1.0 - 0.5 * 2.0);
     let second = step(&mut optimizer, &store, &scaler, &g);
     assert!(second.notices().is_empty());
+}
+
+#[test]
+fn a_group_that_describes_nothing_is_an_error_before_anything_changes() {
+    let device = bimetal_cpu::cpu();
+    let one: &[f32] = &[1.0];
+    let store = store(&device, &[("body.w", one), ("head.w", one)]);
+    let scaler = scaler(LossScale::None, &device);
+    let g = [vector(&[1.0], &device), vector(&[1.0], &device)];
+    let mut optimizer = Sgd::new(0.5).group(ParamGroup::new("haed").lr_factor(0.0));
+    for _ in 0..2 {
+        let grads = given(&store, &scaler, &g);
+        let e = optimizer
+            .step(store.train(), grads)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            e.contains("the group `haed` describes no parameter; the nearest are head, "),
+            "{e}"
+        );
+        assert_eq!(values(&slot(&store, "head.w")), [1.0]);
+        assert_eq!((optimizer.attempted(), applied(&store)), (0, 0));
+    }
 }
 
 #[test]

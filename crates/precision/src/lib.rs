@@ -26,6 +26,7 @@
 mod float8;
 mod grads;
 mod halt;
+mod near;
 mod numerics;
 mod outcome;
 mod policy;
@@ -37,6 +38,7 @@ mod support;
 pub use float8::{AmaxOf, F8Histories, F8Recipe, F8Scaling, amax, f8_linear, roll_amax};
 pub use grads::{Grads, Origin, Scaled, Scaling, Unscaled};
 pub use halt::Halt;
+pub use near::near_paths;
 pub use numerics::{Checks, InputRange, Level, NonFinite, check_numerics, find_non_finite};
 pub use outcome::{Culprit, SkipLimit, StepOutcome};
 pub use policy::{Policy, PolicyError, PolicyMap, path_matches};

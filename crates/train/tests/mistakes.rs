@@ -184,6 +184,43 @@ fn likely_mistakes_are_told_once() {
 }
 
 #[test]
+fn patterns_that_describe_nothing_are_named() {
+    let device = device();
+    let run = |policy: &str, optimizer: Adam| {
+        let store = store(&device, policy);
+        let net = Net::new(&store);
+        let before = bytes_of(&store);
+        let mut trainer = Trainer::new(&store, optimizer).progress(false);
+        let e = trainer.fit(&net, loader(20), None, 1).unwrap_err();
+        assert!(policy != "float32" || bytes_of(&store) == before);
+        e.to_string()
+    };
+    let group = Adam::new(1e-3).group(bimetal_optim::ParamGroup::new("haed").lr_factor(0.1));
+    let text = run("float32", group);
+    assert!(
+        text.contains("the group `haed` describes no parameter") && text.contains("head"),
+        "{text}"
+    );
+    // Parameters without masters cannot be trained under a loss scale, which f16 gets without asking.
+    let text = run("float16", Adam::new(1e-3));
+    assert!(
+        text.contains("`conv.weight` is float16 without an f32 master"),
+        "{text}"
+    );
+    let store = store(&device, "mixed_float16; convv=float32");
+    let net = Net::new(&store);
+    let mut trainer = Trainer::new(&store, Adam::new(1e-3)).progress(false);
+    let rule = "the rule `convv=float32` describes no layer; the nearest are conv, ";
+    let text = trainer
+        .fit(&net, loader(20), None, 1)
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains(rule), "{text}");
+    let text = trainer.evaluate(&net, loader(20)).unwrap_err().to_string();
+    assert!(text.contains(rule), "{text}");
+}
+
+#[test]
 fn mistakes_are_found_before_the_first_step() {
     let device = device();
     let record = Record::default();

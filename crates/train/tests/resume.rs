@@ -204,7 +204,7 @@ fn what_does_not_fit_is_named_and_nothing_changes() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("samples: 83") && error.contains("samples: 84"),
+        error.contains("with 83 samples") && error.contains("has 84 samples"),
         "{error}"
     );
     let error = again()
@@ -212,7 +212,7 @@ fn what_does_not_fit_is_named_and_nothing_changes() {
         .fit(&net, loader(83), None, 2)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("accumulate"), "{error}");
+    assert!(error.contains("2 batches a step"), "{error}");
     // Another seed.
     let seeded =
         bimetal_layers::ParamStore::new(&device, bimetal_precision::Policy::mixed_float16())

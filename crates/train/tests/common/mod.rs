@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bimetal_data::{Array, InMemory, Loader};
@@ -148,8 +149,11 @@ pub struct Scratch(pub PathBuf);
 
 impl Scratch {
     pub fn new(name: &str) -> Scratch {
-        let dir =
-            std::env::temp_dir().join(format!("bimetal-trainer-{name}-{}", std::process::id()));
+        // Tests of one name run at the same time.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let (process, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = format!("bimetal-trainer-{name}-{process}-{number}");
+        let dir = std::env::temp_dir().join(dir);
         let _ = std::fs::remove_dir_all(&dir);
         Scratch(dir)
     }

@@ -36,5 +36,6 @@ mod guide {
         OwnLoop: "docs/guide/05-own-loop.md",
         Data: "docs/guide/06-data.md",
         ComingFrom: "docs/guide/07-coming-from-pytorch-and-keras.md",
+        SeeingPrecision: "docs/guide/08-seeing-precision.md",
     }
 }

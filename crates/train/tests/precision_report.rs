@@ -394,3 +394,54 @@ fn layers_in_8_bits_are_in_the_report() {
     );
     assert_eq!(report.steps, 2);
 }
+
+/// Products in 8 bits are an operation of another crate than the tensors', which computes in 8 bits whatever it is given.
+#[test]
+fn models_with_8_bit_products_have_a_report() {
+    let device = common::device();
+    let store = ParamStore::new(&device, "mixed_float8; head=float32").seed(0);
+    let net = Net::new(&store);
+    let mut trainer = Trainer::new(&store, Adam::new(0.01)).progress(false);
+    let loader = Loader::new(data(64)).batch(16);
+    let report = trainer.precision_report(&net, loader, 2).unwrap();
+    let first = report.layer("first").unwrap();
+    assert_eq!(first.output, DType::BF16);
+    assert!(first.activations.as_ref().unwrap().amax > 0.0);
+    assert!(
+        first.weight_grads.is_some() && first.updates.is_some(),
+        "{report}"
+    );
+}
+
+#[test]
+fn the_page_needs_nothing_but_itself() {
+    let report = planted("mixed_float16", true).titled("<model> & co");
+    let page = report.to_html();
+    assert!(page.contains("<title>&lt;model&gt; &amp; co</title>"));
+    for outside in ["http", "src=", "href=", "@import", "url(", "{{"] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let rows = page.matches("<tr data-order=").count();
+    assert_eq!(rows, report.layers.len());
+    assert_eq!(page.matches("class=\"path\">wide<").count(), 1);
+    let sorted = page.matches("data-ainf=").count();
+    assert_eq!(
+        sorted,
+        report
+            .layers
+            .iter()
+            .filter(|l| l.activations.is_some())
+            .count()
+    );
+    assert!(
+        page.contains("inside, mul at") && page.contains("<code>wide</code> overflows in 100 %")
+    );
+
+    let dir = std::env::temp_dir().join(format!("bimetal-report-{}", std::process::id()));
+    report.write(&dir).unwrap();
+    let written = std::fs::read_to_string(dir.join("precision.html")).unwrap();
+    assert_eq!(written, page);
+    let text = std::fs::read_to_string(dir.join("precision.txt")).unwrap();
+    assert_eq!(text, report.to_string());
+    std::fs::remove_dir_all(&dir).unwrap();
+}

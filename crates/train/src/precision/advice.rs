@@ -68,7 +68,8 @@ fn percent(share: f64) -> String {
     match p {
         p if p >= 10.0 || p == p.round() => format!("{p:.0} %"),
         p if p >= 0.095 => format!("{p:.1} %"),
-        p => format!("{p:.2} %"),
+        p if p >= 0.01 => format!("{p:.2} %"),
+        _ => "less than 0.01 %".to_string(),
     }
 }
 
@@ -196,7 +197,7 @@ fn scale(report: &PrecisionReport) -> Option<String> {
     Some(match s.is_lossless() {
         true => format!("a loss scale from 2^{low} to 2^{high} loses no gradient of f16; {now}"),
         false => format!(
-            "no loss scale keeps every gradient of f16: 2^{high} is the largest without overflow, and at most {} of a layer's gradients become zero with it; {now}",
+            "no loss scale keeps every gradient of f16: 2^{high} is the largest without overflow, and with it {} of them become zero; {now}",
             percent(s.lost_at_highest)
         ),
     })

@@ -182,6 +182,11 @@ impl Shadow {
         for t in ordered(root) {
             let inputs: Vec<Tensor> = t.inputs().iter().map(|x| of(&map, x)).collect();
             let wide = t.widened(&inputs);
+            // An operation of another crate may want just the dtypes it has.
+            let wide = match wide.error() {
+                Some(_) if t.error().is_none() => t.clone(),
+                _ => wide,
+            };
             map.insert(t.id(), wide);
         }
         Shadow(map)
@@ -194,9 +199,13 @@ impl Shadow {
 }
 
 fn of(map: &HashMap<NodeId, Tensor>, t: &Tensor) -> Tensor {
-    match map.get(&t.id()) {
+    let wide = match map.get(&t.id()) {
         Some(wide) if t.output_count() > 1 => wide.output(t.output_index()),
         Some(wide) => wide.clone(),
         None => t.clone(),
+    };
+    match is_low(wide.dtype()) {
+        true => t.label().inherit(|| wide.cast(DType::F32)),
+        false => wide,
     }
 }

@@ -55,7 +55,7 @@ pub(super) fn page(r: &PrecisionReport) -> String {
     }
     let _ = write!(
         heads,
-        "<th>updates / weights{}<div class=\"keys\" style=\"grid-template-columns:1fr 1fr\"><button data-k=\"ratio\" type=\"button\">ratio of norms</button>\
+        "<th>updates / weights{}<div class=\"keys\" style=\"grid-template-columns:1.7fr 1fr\"><button data-k=\"ratio\" type=\"button\">norms</button>\
          <button data-k=\"lost\" type=\"button\">lost %</button></div></th>",
         update_axis.ticks()
     );
@@ -116,9 +116,21 @@ fn marked(text: &str) -> String {
     parts
         .map(|(i, part)| match i % 2 {
             1 => format!("<code>{}</code>", escape(part)),
-            _ => escape(part),
+            _ => raised(&escape(part)),
         })
         .collect()
+}
+
+/// `2^-5` with the exponent raised.
+fn raised(text: &str) -> String {
+    let mut parts = text.split("2^");
+    let mut all = parts.next().unwrap_or_default().to_string();
+    for part in parts {
+        let end = part.find(|c: char| c != '-' && !c.is_ascii_digit());
+        let (exponent, rest) = part.split_at(end.unwrap_or(part.len()));
+        let _ = write!(all, "2<sup>{exponent}</sup>{rest}");
+    }
+    all
 }
 
 pub(super) fn fact(value: &str, name: &str) -> String {
@@ -257,7 +269,7 @@ fn row(
             let class = if u.lost > 0 { " class=\"z\"" } else { "" };
             let _ = write!(
                 cells,
-                "<td>{}<div class=\"nums\" style=\"grid-template-columns:1fr 1fr\"><span>{:.1e}</span><span{class}>{}</span></div></td>",
+                "<td>{}<div class=\"nums\" style=\"grid-template-columns:1.7fr 1fr\"><span>{:.1e}</span><span{class}>{}</span></div></td>",
                 update_axis.draw(&u.exponents, None),
                 u.ratio,
                 percent(u.lost_share())

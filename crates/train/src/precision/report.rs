@@ -129,11 +129,9 @@ impl PrecisionReport {
                             .unwrap_or(std::cmp::Ordering::Equal)
                     });
         }
-        self.scales = self
-            .layers
-            .iter()
-            .filter_map(|l| l.scales)
-            .reduce(ScaleRange::and);
+        let all = self.layers.iter();
+        let grads = all.flat_map(|l| [&l.activation_grads, &l.weight_grads]);
+        self.scales = ScaleRange::of(grads.flatten());
         self.layers.sort_by_key(|l| l.outside);
         self.advice = advice::of(&self);
         self

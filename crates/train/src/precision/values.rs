@@ -243,15 +243,6 @@ impl ScaleRange {
     pub fn is_lossless(&self) -> bool {
         self.lowest <= self.highest
     }
-
-    /// What loses nothing in two parts of a model at once.
-    pub(super) fn and(self, other: ScaleRange) -> ScaleRange {
-        ScaleRange {
-            lowest: self.lowest.max(other.lowest),
-            highest: self.highest.min(other.highest),
-            lost_at_highest: self.lost_at_highest.max(other.lost_at_highest),
-        }
-    }
 }
 
 impl std::fmt::Display for ScaleRange {

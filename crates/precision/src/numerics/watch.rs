@@ -44,7 +44,12 @@ pub(super) fn watched(roots: &[Tensor], level: Level) -> Result<Vec<Tensor>> {
             Level::Off | Level::Step => {}
             Level::Layer => {
                 // What is computed between layers shows in the results of the next one.
-                let layer = |x: &&Tensor| !x.label().path().is_empty() && !same_layer(node, x);
+                let layer = |x: &&Tensor| {
+                    let label = x.label();
+                    // What is computed again has been looked at the first time.
+                    let again = label.segment() != 0 && !label.is_backward();
+                    !label.path().is_empty() && !again && !same_layer(node, x)
+                };
                 let others = node.inputs().iter().filter(layer);
                 work.extend(others.cloned());
             }

@@ -156,6 +156,8 @@ impl Callback for TensorBoard {
     fn on_skipped(&mut self, step: u64, culprit: &Culprit) -> Result<Control> {
         let text = culprit.to_string();
         self.train()?.text("skipped_step", &text, step)?;
+        // The run may end with this.
+        self.train()?.flush()?;
         Ok(Control::Continue)
     }
 

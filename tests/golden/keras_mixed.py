@@ -225,7 +225,7 @@ def step_cases():
     return [
         steps("sgd", sgd(), mixed, 3),
         steps("adamw_ema_clip", adamw(use_ema=True, ema_momentum=0.75, global_clipnorm=1.0), mixed, 3),
-        steps("accumulate", sgd(gradient_accumulation_steps=2, global_clipnorm=1.0), good * 2, 2000),
+        steps("accumulate", sgd(gradient_accumulation_steps=2, global_clipnorm=2.0), good * 2, 2000),
     ]
 
 

@@ -5,7 +5,9 @@ use bimetal_layers::{
     Ctx, Embedding, Layer, LayerNorm, Linear, MultiHeadAttention, ParamStore, mse,
 };
 use bimetal_optim::{Accumulator, AdamW, Optimizer, Sgd};
-use bimetal_precision::{AmaxOf, F8Recipe, F8Scaling, LossScale, LossScaler, find_non_finite};
+use bimetal_precision::{
+    AmaxOf, F8Recipe, F8Scaling, Grads, LossScale, LossScaler, find_non_finite,
+};
 use bimetal_tensor::{DType, Device, Slot, Tensor};
 use common::*;
 
@@ -43,12 +45,15 @@ struct One {
 
 impl One {
     fn new() -> One {
-        let device = bimetal_cpu::cpu();
-        let store = ParamStore::new(&device, "mixed_float8").f8_recipe(delayed());
+        One::on(&bimetal_cpu::cpu())
+    }
+
+    fn on(device: &Device) -> One {
+        let store = ParamStore::new(device, "mixed_float8").f8_recipe(delayed());
         let layer = Linear::new(&store.root().at("layer"), 3, 2);
         store.check().unwrap();
         One {
-            scaler: scaler(LossScale::None, &device),
+            scaler: scaler(LossScale::None, device),
             store,
             layer,
             optimizer: Sgd::new(0.0),
@@ -341,4 +346,24 @@ fn an_overflow_is_blamed_on_the_product_it_came_from() {
     let found = find_non_finite(&[&y]).unwrap().unwrap();
     assert_eq!((found.op, found.path()), ("f8_linear", "layer"));
     assert_eq!(found.plus_inf, 4);
+}
+
+#[test]
+fn replicas_find_the_scale_of_the_largest_gradient_of_all() {
+    let device = bimetal_cpu::cpu();
+    let mut replicas = [One::on(&device), One::on(&device)];
+    let mut grads = Vec::new();
+    let mut contexts = Vec::new();
+    for (one, g) in replicas.iter().zip([3.0, 8.0]) {
+        let cx = one.store.train();
+        let loss = one.loss(1.0, g, &cx);
+        let slots = one.store.trainable_slots().unwrap();
+        grads.push(one.scaler.scale(&loss).grad(&slots).unwrap());
+        contexts.push(cx);
+    }
+    let reduced = Grads::all_reduce(&grads).unwrap();
+    for ((one, cx), grads) in replicas.iter_mut().zip(contexts).zip(reduced) {
+        let _ = one.optimizer.step(cx, grads.unscale()).unwrap();
+        assert_eq!(history(&one.store, "layer.grad"), [8.0, 0.0, 0.0, 0.0]);
+    }
 }

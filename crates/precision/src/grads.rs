@@ -165,6 +165,11 @@ impl<S: Scaling> Grads<S> {
         }
     }
 
+    /// With largest magnitudes that were brought together elsewhere.
+    pub(crate) fn with_amax(self, amax: Vec<(Slot, Tensor)>) -> Grads<S> {
+        Grads { amax, ..self }
+    }
+
     fn rebuild<T: Scaling>(self, grads: Vec<(Slot, Tensor)>) -> Grads<T> {
         let tensors: Vec<&Tensor> = grads.iter().map(|(_, g)| g).collect();
         let (finite, sum_of_squares, first_bad) = Tensor::grad_stats(&tensors);

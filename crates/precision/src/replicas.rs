@@ -1,7 +1,8 @@
 //! Gradients of several replicas of a model as one.
 use crate::scaler::widen;
 use crate::{Grads, Scaled};
-use bimetal_tensor::{Error, Result, Tensor, eval};
+use bimetal_tensor::{Error, Result, Slot, Tensor, eval};
+use std::collections::BTreeMap;
 
 impl Grads<Scaled> {
     /// The mean over the replicas of a model that live in this process, each on a share of the batch: one set of gradients for each replica, all with the same bits. What
@@ -49,7 +50,9 @@ impl Grads<Scaled> {
                 *sum = &*sum + widen(g);
             }
         }
-        let all: Vec<&Tensor> = sums.iter().chain([&loss]).collect();
+        let amax = largest(replicas);
+        let seen = amax.values();
+        let all: Vec<&Tensor> = sums.iter().chain([&loss]).chain(seen).collect();
         eval(&all)?;
         let loss = loss.settle()?;
         let sums = sums
@@ -59,7 +62,26 @@ impl Grads<Scaled> {
         let count = replicas.len() as u32;
         replicas
             .iter()
-            .map(|r| r.origin().mean(&loss, sums.clone(), count))
+            .map(|r| {
+                let mean = r.origin().mean(&loss, sums.clone(), count)?;
+                let of = |(slot, _): &(Slot, Tensor)| Some((slot.clone(), amax.get(slot.name())?));
+                let seen = r.amax().iter().filter_map(of);
+                let seen = seen.map(|(slot, t)| Ok((slot, t.settle()?)));
+                Ok(mean.with_amax(seen.collect::<Result<_>>()?))
+            })
             .collect()
     }
+}
+
+/// The largest magnitudes over all replicas, by the name of their history: replicas must find the same scales.
+fn largest(replicas: &[Grads<Scaled>]) -> BTreeMap<&str, Tensor> {
+    let mut all: BTreeMap<&str, Tensor> = BTreeMap::new();
+    for (slot, amax) in replicas.iter().flat_map(|r| r.amax()) {
+        let t = match all.get(slot.name()) {
+            Some(other) => other.maximum(amax),
+            None => amax.clone(),
+        };
+        all.insert(slot.name(), t);
+    }
+    all
 }

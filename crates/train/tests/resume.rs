@@ -3,6 +3,7 @@ mod common;
 
 use bimetal_layers::ParamStore;
 use bimetal_optim::{AdamW, warmup_cosine};
+use bimetal_precision::LossScale;
 use bimetal_train::{
     Callback, Control, EarlyStopping, ErrorKind, JsonlLogger, Logs, Result, StepRecord, Trainer,
     load_latest_checkpoint, load_weights,
@@ -37,15 +38,30 @@ fn trainer(store: &ParamStore, dir: &Scratch) -> Trainer {
         .callback(JsonlLogger::new(dir.0.join("steps.jsonl")))
 }
 
+/// A part of a folder's name.
+fn tag(policy: &str) -> String {
+    policy.replace([',', '='], "-")
+}
+
+/// A net in which layers multiply in 8 bits, if the policy says so.
+fn net(store: &ParamStore) -> Net {
+    match store.policies().default.multiplies_in_f8() {
+        true => Net::deep(store),
+        false => Net::new(store),
+    }
+}
+
 /// 33 steps in three epochs of eleven, with dropout, shuffling, overflows, a schedule and BatchNorm.
 fn whole(policy: &str) -> (Vec<String>, Vec<Vec<u8>>, String, Logs) {
-    let dir = Scratch::new("whole");
+    let dir = Scratch::new(&format!("whole-{}", tag(policy)));
     let device = device();
     let store = store(&device, policy);
-    let net = Net::new(&store);
+    let model = net(&store);
     let record = Record::default();
     let mut trainer = trainer(&store, &dir).callback(record.clone());
-    let report = trainer.fit(&net, loader(83), Some(loader(20)), 3).unwrap();
+    let report = trainer
+        .fit(&model, loader(83), Some(loader(20)), 3)
+        .unwrap();
     assert_eq!((report.steps, report.resumed_from), (33, 0));
     assert!(report.skipped > 1 && report.applied > 20, "{report:?}");
     let log = std::fs::read_to_string(dir.0.join("steps.jsonl")).unwrap();
@@ -75,20 +91,20 @@ fn resumed_runs_are_whole_ones(policy: &str, kills: &[(u64, u64)]) {
     assert_eq!(ends.len(), 3);
     for &(kill, from) in kills {
         for accumulate_reads in [1, 3] {
-            let dir = Scratch::new(&format!("kill-{kill}-{accumulate_reads}"));
+            let dir = Scratch::new(&format!("kill-{}-{kill}-{accumulate_reads}", tag(policy)));
             {
                 let device = device();
                 let store = store(&device, policy);
-                let net = Net::new(&store);
+                let model = net(&store);
                 let mut trainer = trainer(&store, &dir).callback(Kill(kill));
                 let error = trainer
-                    .fit(&net, loader(83), Some(loader(20)), 3)
+                    .fit(&model, loader(83), Some(loader(20)), 3)
                     .unwrap_err();
                 assert_eq!(error.to_string(), "killed");
             }
             let device = device();
             let store = store(&device, policy);
-            let net = Net::new(&store);
+            let model = net(&store);
             let record = Record::default();
             let mut trainer = trainer(&store, &dir)
                 .resume(true)
@@ -96,7 +112,7 @@ fn resumed_runs_are_whole_ones(policy: &str, kills: &[(u64, u64)]) {
                 .callback(record.clone());
             let train_loader = loader(83).prefetch(3);
             let report = trainer
-                .fit(&net, train_loader, Some(loader(20)), 3)
+                .fit(&model, train_loader, Some(loader(20)), 3)
                 .unwrap();
             assert_eq!(report.resumed_from, from);
             assert_eq!(bytes_of(&store), state, "killed at {kill}");
@@ -268,10 +284,44 @@ fn weights_move_between_policies_and_scales() {
     let report = trainer.fit(&net, loader(83), None, 2).unwrap();
     assert_eq!(report.resumed_from, 11);
     let warnings = report.warnings.join("\n");
+    assert!(!warnings.contains("8 bits"), "{warnings}");
     assert!(
         warnings.contains("mixed_float16") && warnings.contains("dynamic loss scaling"),
         "{warnings}"
     );
+}
+
+/// Histories of 8-bit products are how a run computes, not what the model is.
+#[test]
+fn weights_move_into_8_bits_and_back() {
+    let dir = Scratch::new("eight-bits");
+    let device = device();
+    let train = |policy: &str, epochs| {
+        let store = store(&device, policy);
+        let net = Net::deep(&store);
+        let trainer = trainer(&store, &dir).loss_scale(LossScale::None);
+        let report = trainer
+            .resume(true)
+            .fit(&net, loader(83), Some(loader(20)), epochs)
+            .unwrap();
+        (store, report.resumed_from, report.warnings.join("\n"))
+    };
+    let (wide, from, _) = train("float32", 1);
+    assert_eq!(from, 0);
+    let (narrow, from, warnings) = train("mixed_float8", 2);
+    assert_eq!(from, 11);
+    assert!(warnings.contains("other layers in 8 bits"), "{warnings}");
+    let (_, from, warnings) = train("float32", 3);
+    assert_eq!(from, 22);
+    assert!(warnings.contains("other layers in 8 bits"), "{warnings}");
+
+    let saved = load_latest_checkpoint(dir.0.join("checkpoints"))
+        .unwrap()
+        .unwrap();
+    for store in [&wide, &narrow] {
+        load_weights(store, &saved).unwrap();
+    }
+    assert_eq!(wide.params().len(), narrow.params().len());
 }
 
 #[test]

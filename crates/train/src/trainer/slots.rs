@@ -9,6 +9,8 @@ use crate::{Array, ArrayInfo, Checkpoint, Result, compare_arrays};
 
 /// What the names of weights that callbacks keep begin with.
 pub(super) const KEPT: &str = "kept/";
+/// What the names of histories of 8-bit products begin with.
+pub(super) const HISTORY: &str = "f8/";
 /// What the names of the loss scale's state begin with.
 pub(super) const SCALE: &str = "loss_scale/";
 
@@ -60,7 +62,7 @@ pub fn load_weights(store: &ParamStore, checkpoint: &Checkpoint) -> Result<()> {
         .collect();
     let ours = |a: &ArrayInfo| wanted.iter().any(|s| s.name() == a.name);
     let other = |a: &ArrayInfo| {
-        [KEPT, "optim/", SCALE, "f8/"]
+        [KEPT, "optim/", SCALE, HISTORY]
             .iter()
             .any(|prefix| a.name.starts_with(prefix))
             || (rest.contains(&a.name) && !ours(a))

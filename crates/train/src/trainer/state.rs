@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Trainer;
-use super::slots::{KEPT, SCALE, array, info, model_slots, write};
+use super::slots::{HISTORY, KEPT, SCALE, array, info, model_slots, write};
 use super::totals::{Bits, Totals};
 use crate::checkpoint::{Cursor, RngState, ScaleState};
 use crate::{Array, ArrayInfo, Checkpoint, Error, Logs, Meta, Result, compare_arrays};
@@ -225,6 +225,7 @@ impl Trainer {
             .partition(|a| a.name.starts_with(KEPT));
         let wanted = self.run_slots(scaler)?;
         let (wanted, found) = scale_may_differ(wanted, found, &mut warnings);
+        let (wanted, found) = histories_may_differ(wanted, found, &mut warnings);
         let kept = self.kept_of(checkpoint, &kept)?;
         write(checkpoint, &wanted, &found)?;
         scaler.check_state()?;
@@ -307,6 +308,28 @@ fn scale_may_differ(
             .filter(|a| !a.name.starts_with(SCALE))
             .collect(),
     )
+}
+
+/// A run may be resumed with other layers in 8 bits, or other recipes: histories that do not fit start anew or are left behind.
+fn histories_may_differ(
+    wanted: Vec<Slot>,
+    found: Vec<ArrayInfo>,
+    warnings: &mut Vec<String>,
+) -> (Vec<Slot>, Vec<ArrayInfo>) {
+    let of_slots: Vec<ArrayInfo> = wanted.iter().map(|s| info(s, s.name())).collect();
+    let fits = |name: &str| {
+        let by_name = |a: &&ArrayInfo| a.name == name;
+        !name.starts_with(HISTORY) || of_slots.iter().find(by_name) == found.iter().find(by_name)
+    };
+    let all = wanted.len() + found.len();
+    let wanted: Vec<Slot> = wanted.into_iter().filter(|s| fits(s.name())).collect();
+    let kept: Vec<ArrayInfo> = found.iter().filter(|a| fits(&a.name)).cloned().collect();
+    if wanted.len() + kept.len() < all {
+        warnings.push(
+            "the checkpoint was made with other layers in 8 bits, or with another recipe for their scales; scales that do not fit start anew".into(),
+        );
+    }
+    (wanted, kept)
 }
 
 fn scale_state(scaler: &LossScaler) -> Result<Option<ScaleState>> {

@@ -29,14 +29,28 @@ pub struct Net(pub Sequential);
 impl Net {
     pub fn new(store: &ParamStore) -> Net {
         let scope = store.root();
-        let net = Sequential::new()
+        let trunk = Net::trunk(store);
+        Net(trunk.then(Linear::new(&scope.at("head").policy("float32"), 4 * 36, 3)))
+    }
+
+    /// With a linear layer that follows the store's policy.
+    pub fn deep(store: &ParamStore) -> Net {
+        let scope = store.root();
+        let trunk = Net::trunk(store);
+        let deep = trunk
+            .then(Linear::new(&scope.at("hidden"), 4 * 36, 16))
+            .then(Activation::Relu);
+        Net(deep.then(Linear::new(&scope.at("head").policy("float32"), 16, 3)))
+    }
+
+    fn trunk(store: &ParamStore) -> Sequential {
+        let scope = store.root();
+        Sequential::new()
             .then(Conv2d::new(&scope.at("conv"), 1, 4, 3))
             .then(BatchNorm2d::new(&scope.at("norm"), 4))
             .then(Activation::Relu)
             .then(Flatten)
             .then(Dropout::new(&scope.at("dropout"), 0.3))
-            .then(Linear::new(&scope.at("head").policy("float32"), 4 * 36, 3));
-        Net(net)
     }
 }
 

@@ -12,6 +12,7 @@ mod kill;
 mod numerics;
 mod process;
 mod readme;
+mod simd;
 mod tables;
 mod test;
 mod tidy;

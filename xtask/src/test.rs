@@ -11,7 +11,7 @@ use crate::args::Args;
 use crate::process::{cargo, shown};
 use crate::tables::{self, State};
 use crate::workspace::Metadata;
-use crate::{Result, kill};
+use crate::{Result, kill, simd};
 
 /// What `cargo test` reported.
 #[derive(Default, Debug, PartialEq)]
@@ -32,6 +32,8 @@ pub fn run(mut args: Args) -> Result {
             all()
         }
         Some(name) if name == "kill" => kill::run(args),
+        Some(name) if name == "simd" => simd::levels_suite(args),
+        Some(name) if name == "valgrind" => simd::valgrind_suite(args),
         Some(name) => {
             args.finish()?;
             suite(&name)
@@ -46,9 +48,11 @@ pub fn all() -> Result {
         cargo(["test", "--workspace", "--no-fail-fast"]),
         &mut report,
     );
-    report.skipped.push(
-        "suite kill: it takes minutes, run `cargo xtask test --suite kill` for it".to_string(),
-    );
+    for name in ["kill", "simd", "valgrind"] {
+        report.skipped.push(format!(
+            "suite {name}: it takes minutes, run `cargo xtask test --suite {name}` for it"
+        ));
+    }
     finish(outcome, &report)
 }
 
@@ -60,7 +64,7 @@ fn suite(name: &str) -> Result {
         let known: Vec<_> = targets.iter().map(|(target, _)| *target).collect();
         return Err(format!(
             "unknown suite `{name}`; the suites are: {}",
-            ["kill"]
+            ["kill", "simd", "valgrind"]
                 .into_iter()
                 .chain(known)
                 .collect::<Vec<_>>()

@@ -124,6 +124,7 @@ by_level!(
 );
 
 #[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)] // by_level! names the set; the compiler vectorises for it
 unsafe fn normalize_body<I: Isa>(running: &mut Running<'_>) {
     for (row, &sum) in running.sum.iter().enumerate() {
         // SAFETY: row `row` of the values.
@@ -197,6 +198,7 @@ by_level!(
 );
 
 #[inline(always)]
+#[allow(clippy::extra_unused_type_parameters)] // by_level! names the set; the compiler vectorises for it
 unsafe fn dots_body<I: Isa>(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
     for (row, out) in out.iter_mut().enumerate() {
         let (a, b) = (&a[row * d..][..d], &b[row * d..][..d]);

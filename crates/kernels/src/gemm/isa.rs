@@ -12,15 +12,27 @@ pub trait Isa {
     const FUSED: bool;
 
     /// Widens `n` binary16 values.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `n` values on both sides.
     unsafe fn f16_to_f32(src: *const u16, n: usize, dst: *mut f32);
 
     /// Rounds `n` values to binary16, to nearest even.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `n` values on both sides.
     unsafe fn f32_to_f16(src: *const f32, n: usize, dst: *mut u16);
 
     /// Copies `n` values, few of them as a rule.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `n` values on both sides.
     unsafe fn copy_run(src: *const f32, n: usize, dst: *mut f32);
 
     /// `dst[k * ld + lane] = src[lane * stride + k]`.
+    ///
+    /// # Safety
+    /// The processor has the instruction set; `lanes` runs of `ks` values lie `stride` apart in `src`, and as many of `lanes` values `ld` apart in `dst`.
     unsafe fn transpose(
         src: *const f32,
         stride: usize,
@@ -390,6 +402,9 @@ macro_rules! __by_level {
     };
     (@ [$($meta:tt)*] [$vis:vis] $name:ident [$($decl:tt)*] [$($call:tt)*] [$($more:tt)*] ($($arg:ident: $ty:ty),*) $body:ident) => {
         $($meta)*
+        ///
+        /// # Safety
+        /// The processor has the instruction set of `level`; the arguments are in the bounds that the sentence above says.
         $vis unsafe fn $name $($decl)* (level: $crate::gemm::Level, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {

@@ -395,12 +395,35 @@ fn layers_in_8_bits_are_in_the_report() {
     assert_eq!(report.steps, 2);
 }
 
-/// Products in 8 bits are an operation of another crate than the tensors', which computes in 8 bits whatever it is given.
+/// What the operands of products in 8 bits lose is counted before they are rounded, with their scale.
 #[test]
 fn models_with_8_bit_products_have_a_report() {
     let device = common::device();
-    let store = ParamStore::new(&device, "mixed_float8; head=float32").seed(0);
+    let policies = "mixed_float8; head=float32; second=float32";
+    let store = ParamStore::new(&device, policies).seed(0);
+    let store = store.f8_recipe(bimetal_precision::F8Recipe::current());
     let net = Net::new(&store);
+    let batch = batches(64, 1);
+    let x = TensorBatch::upload(&batch[0], &device)[0]
+        .to_vec::<f32>()
+        .unwrap();
+    let amax = x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    let scaled: Vec<f32> = x.iter().map(|x| x * (448.0 / amax)).collect();
+    let t = Tensor::from_slice(&scaled, &[x.len()], &device);
+    let rounded = t.cast(DType::F8E4M3).to_f64_vec().unwrap();
+    let zeros = rounded
+        .iter()
+        .zip(&x)
+        .filter(|(r, x)| **r == 0.0 && **x != 0.0)
+        .count();
+    let report = precision_report(&store, &net, &batch, LossScale::None).unwrap();
+    let (place, inner) = report.layer("first").unwrap().inner.as_ref().unwrap();
+    assert!(place.starts_with("f8_linear at"), "{place}");
+    assert_eq!(inner.dtype, DType::F8E4M3);
+    // The weight's elements are beside those of the input in the same place, and none of them is lost.
+    assert_eq!(inner.underflow, zeros as u64, "{inner:?}");
+    assert!(zeros > 50 && inner.overflow == 0);
+
     let mut trainer = Trainer::new(&store, Adam::new(0.01)).progress(false);
     let loader = Loader::new(data(64)).batch(16);
     let report = trainer.precision_report(&net, loader, 2).unwrap();

@@ -158,3 +158,30 @@ fn pages_of_layers_read_back() {
     }
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn steps_of_several_batches_show_their_last() {
+    let run = |keep: Option<Keep>| {
+        let device = common::device();
+        let store = common::store(&device, "mixed_float16");
+        let net = common::Net::new(&store);
+        let mut trainer = Trainer::new(&store, AdamW::new(0.01))
+            .loss_scale(LossScale::Static(1024.0))
+            .accumulate(2)
+            .progress(false);
+        if let Some(keep) = keep {
+            trainer = trainer.callback(keep);
+        }
+        trainer.fit(&net, common::loader(32), None, 1).unwrap();
+        let state = store.state().unwrap();
+        let bytes: Vec<Vec<u8>> = state.iter().map(|s| s.to_bytes().unwrap()).collect();
+        bytes
+    };
+    let keep = Keep::default();
+    assert_eq!(run(Some(keep.clone())), run(None));
+    let seen = keep.0.lock().unwrap();
+    let conv = &seen[0].1[0];
+    assert_eq!(conv.path, "conv");
+    assert_eq!(conv.activations.as_ref().unwrap().count(), 8 * 4 * 36);
+    assert!(conv.update_ratio.unwrap() > 0.0 && conv.grad_norm.unwrap() > 0.0);
+}

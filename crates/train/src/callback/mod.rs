@@ -111,7 +111,7 @@ pub trait Callback: Send {
         false
     }
 
-    /// What the last step of an epoch saw of the layers, when [`Callback::wants_layers`] asked for it. Steps that accumulate see nothing.
+    /// What the last step of an epoch saw of the layers, when [`Callback::wants_layers`] asked for it; of several batches of a step, its last.
     fn on_layers(&mut self, epoch: usize, layers: &[LayerStats]) -> Result<Control> {
         Ok(Control::Continue)
     }

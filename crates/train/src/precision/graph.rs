@@ -26,14 +26,14 @@ pub(super) fn is_low(d: DType) -> bool {
     d.is_float() && !matches!(d, DType::F32 | DType::F64)
 }
 
-/// Operands before what uses them. An explicit stack: a graph may be deeper than the thread's.
-fn ordered(root: &Tensor) -> Vec<Tensor> {
+/// Operands before what uses them, without what is known and what lies behind it. An explicit stack: a graph may be deeper than the thread's.
+fn ordered(root: &Tensor, known: &dyn Fn(&Tensor) -> bool) -> Vec<Tensor> {
     let (mut seen, mut order) = (HashSet::new(), Vec::new());
     let mut work = vec![(root.clone(), false)];
     while let Some((t, done)) = work.pop() {
         if done {
             order.push(t);
-        } else if seen.insert(t.id()) {
+        } else if !known(&t) && seen.insert(t.id()) {
             let inputs: Vec<Tensor> = t.inputs().to_vec();
             work.push((t, true));
             work.extend(inputs.into_iter().rev().map(|x| (x, false)));
@@ -68,7 +68,7 @@ fn computes(t: &Tensor) -> bool {
 
 /// The layers in the graph of a loss, in the order in which they compute.
 pub(super) fn layers(loss: &Tensor) -> Vec<Found> {
-    let order = ordered(loss);
+    let order = ordered(loss, &|_| false);
     let mut leaves_layer = HashSet::new();
     let mut main: HashMap<&str, (&'static str, DType)> = HashMap::new();
     for t in &order {
@@ -174,21 +174,15 @@ fn main_operation(t: &Tensor) -> Option<(&'static str, DType)> {
 }
 
 /// A graph again, computed in f32 where it rounds to 8 and 16 bits: what its values would be if nothing were lost.
-pub(super) struct Shadow(HashMap<NodeId, Tensor>);
+pub(super) struct Shadow(Wide);
+
+/// The results of a node without rounding.
+type Wide = HashMap<NodeId, Vec<Tensor>>;
 
 impl Shadow {
     pub fn new(root: &Tensor) -> Shadow {
-        let mut map: HashMap<NodeId, Tensor> = HashMap::new();
-        for t in ordered(root) {
-            let inputs: Vec<Tensor> = t.inputs().iter().map(|x| of(&map, x)).collect();
-            let wide = t.widened(&inputs);
-            // An operation of another crate may want just the dtypes it has.
-            let wide = match wide.error() {
-                Some(_) if t.error().is_none() => t.clone(),
-                _ => wide,
-            };
-            map.insert(t.id(), wide);
-        }
+        let mut map = Wide::new();
+        widen(root, &mut map);
         Shadow(map)
     }
 
@@ -198,14 +192,37 @@ impl Shadow {
     }
 }
 
-fn of(map: &HashMap<NodeId, Tensor>, t: &Tensor) -> Tensor {
-    let wide = match map.get(&t.id()) {
-        Some(wide) if t.output_count() > 1 => wide.output(t.output_index()),
-        Some(wide) => wide.clone(),
-        None => t.clone(),
-    };
+fn outputs(t: &Tensor) -> Vec<Tensor> {
+    (0..t.output_count()).map(|i| t.output(i)).collect()
+}
+
+/// Adds the nodes behind `root` that are not there yet.
+fn widen(root: &Tensor, map: &mut Wide) {
+    for t in ordered(root, &|t| map.contains_key(&t.id())) {
+        let inputs: Vec<Tensor> = t.inputs().iter().map(|x| of(map, x)).collect();
+        let wide = match t.op() {
+            // An operation of another crate rounds inside: what it is made of does not have to.
+            Op::Custom(op) => match t.label().inherit(|| op.0.decompose(&inputs)) {
+                Some(parts) => {
+                    let mut inside: Wide = inputs.iter().map(|x| (x.id(), outputs(x))).collect();
+                    parts.iter().for_each(|part| widen(part, &mut inside));
+                    parts.iter().map(|part| of(&inside, part)).collect()
+                }
+                None => outputs(&t),
+            },
+            // The result of a cast may be a value that is there already, with others beside it.
+            _ if t.output_count() == 1 => vec![t.widened(&inputs)],
+            _ => outputs(&t.widened(&inputs)),
+        };
+        map.insert(t.id(), wide);
+    }
+}
+
+fn of(map: &Wide, t: &Tensor) -> Tensor {
+    let found = map.get(&t.id()).and_then(|all| all.get(t.output_index()));
+    let wide = found.unwrap_or(t);
     match is_low(wide.dtype()) {
         true => t.label().inherit(|| wide.cast(DType::F32)),
-        false => wide,
+        false => wide.clone(),
     }
 }

@@ -227,7 +227,11 @@ impl LayerReport {
             values.not_finite_steps += u64::from(looks.iter().any(|l| !l.finite));
         }
         for (place, look) in &seen.inner {
-            let at = match self.all_inner.iter().position(|(p, _)| p == place) {
+            let at = match self
+                .all_inner
+                .iter()
+                .position(|(p, v)| p == place && v.dtype == look.dtype)
+            {
                 Some(at) => at,
                 None => {
                     self.all_inner

@@ -219,6 +219,11 @@ impl Watch {
         });
     }
 
+    /// The gradients that a step will take, where they are others than those of the batch that was looked at.
+    pub fn updated_by(&mut self, grads: &[(Slot, Tensor)]) {
+        self.grads = grads.to_vec();
+    }
+
     /// Looks at what a step is about to write: how much it changes the parameters.
     pub fn updates(&mut self, writes: &[(Slot, Tensor)]) -> Vec<Tensor> {
         let mut wanted = Vec::new();

@@ -1,8 +1,9 @@
 //! One step: build its graph, submit it, read it later.
 
 use bimetal_data::Loader;
+use bimetal_layers::Ctx;
 use bimetal_optim::{Accumulator, StepHandle};
-use bimetal_precision::{Grads, Halt, LossScaler, Scaled, StepOutcome, Unscaled};
+use bimetal_precision::{Grads, Halt, LossScaler, Scaled, ScaledLoss, StepOutcome, Unscaled};
 use bimetal_tensor::{Slot, Tensor};
 
 use super::task::{Count, Reduced};
@@ -94,7 +95,7 @@ impl Stepper<'_> {
         batches.collect()
     }
 
-    /// Submits the step of `batches`. Layers can be looked at in steps of one batch only.
+    /// Submits the step of `batches`. Of several, the layers are looked at in the last.
     pub fn submit(
         &mut self,
         t: &mut Trainer,
@@ -106,24 +107,11 @@ impl Stepper<'_> {
             let cx = t.store.train();
             let forward = self.forward(t, batch, &cx)?;
             let scaled = self.scaler.scale(&forward.loss);
-            let (mut watch, grads) = match look {
-                Look::No => (None, scaled.grad(&self.params)?),
-                look => {
-                    let unrounded = look == Look::Unrounded;
-                    let (watch, grads) = Watch::differentiate(&scaled, &self.params, unrounded)?;
-                    (Some(watch), grads)
-                }
-            };
+            let (mut watch, grads) = self.differentiate(&scaled, look)?;
             let grads = self.ready(t, grads.check_numerics(level));
-            let handle = match &mut watch {
-                None => t.optimizer.step_with(cx, grads, &forward.also())?,
-                Some(watch) => {
-                    let seen = watch.tensors();
-                    let also: Vec<_> = forward.also().into_iter().chain(&seen).collect();
-                    let mut updates = |writes: &[(Slot, Tensor)]| watch.updates(writes);
-                    t.optimizer.step_watched(cx, grads, &also, &mut updates)?
-                }
-            };
+            let seen = watch.as_ref().map_or(Vec::new(), Watch::tensors);
+            let also: Vec<_> = forward.also().into_iter().chain(&seen).collect();
+            let handle = self.step(t, cx, grads, &also, &mut watch)?;
             let mut pending = self.pending(handle, vec![forward.settle()?], batches);
             pending.look = look;
             pending.watch = watch.map(Watch::settle).transpose()?;
@@ -131,17 +119,63 @@ impl Stepper<'_> {
         }
         let mut window = Accumulator::new();
         let mut forwards = Vec::with_capacity(batches.len());
-        for batch in &batches {
+        let mut watch = None;
+        for (i, batch) in batches.iter().enumerate() {
             let cx = window.context(t.store.train());
             let forward = self.forward(t, batch, &cx)?;
-            let grads = self.scaler.scale(&forward.loss).grad(&self.params)?;
-            window.add_with(cx, grads.check_numerics(level), &forward.also())?;
+            let scaled = self.scaler.scale(&forward.loss);
+            // Of several batches the last is looked at.
+            let look = if i + 1 == batches.len() {
+                look
+            } else {
+                Look::No
+            };
+            let (looked, grads) = self.differentiate(&scaled, look)?;
+            let seen = looked.as_ref().map_or(Vec::new(), Watch::tensors);
+            let also: Vec<_> = forward.also().into_iter().chain(&seen).collect();
+            window.add_with(cx, grads.check_numerics(level), &also)?;
             forwards.push(forward.settle()?);
+            watch = looked.map(Watch::settle).transpose()?;
         }
         let (cx, grads) = window.finish(t.store.train())?;
+        if let Some(watch) = &mut watch {
+            watch.updated_by(grads.raw());
+        }
         let grads = self.ready(t, grads);
-        let handle = t.optimizer.step(cx, grads)?;
-        Ok(self.pending(handle, forwards, batches))
+        let handle = self.step(t, cx, grads, &[], &mut watch)?;
+        let mut pending = self.pending(handle, forwards, batches);
+        pending.look = look;
+        pending.watch = watch.map(Watch::settle).transpose()?;
+        Ok(pending)
+    }
+
+    /// The gradients, and a watch over the layers if they are to be looked at.
+    fn differentiate(
+        &self,
+        scaled: &ScaledLoss,
+        look: Look,
+    ) -> Result<(Option<Watch>, Grads<Scaled>)> {
+        if look == Look::No {
+            return Ok((None, scaled.grad(&self.params)?));
+        }
+        let unrounded = look == Look::Unrounded;
+        let (watch, grads) = Watch::differentiate(scaled, &self.params, unrounded)?;
+        Ok((Some(watch), grads))
+    }
+
+    fn step(
+        &self,
+        t: &mut Trainer,
+        cx: Ctx,
+        grads: Grads<Unscaled>,
+        also: &[&Tensor],
+        watch: &mut Option<Watch>,
+    ) -> Result<StepHandle> {
+        let Some(watch) = watch else {
+            return Ok(t.optimizer.step_with(cx, grads, also)?);
+        };
+        let mut updates = |writes: &[(Slot, Tensor)]| watch.updates(writes);
+        Ok(t.optimizer.step_watched(cx, grads, also, &mut updates)?)
     }
 
     /// The gradients as the optimizer takes them.
@@ -156,12 +190,7 @@ impl Stepper<'_> {
         }
     }
 
-    fn forward(
-        &mut self,
-        t: &Trainer,
-        batch: &TensorBatch,
-        cx: &bimetal_layers::Ctx,
-    ) -> Result<Forward> {
+    fn forward(&mut self, t: &Trainer, batch: &TensorBatch, cx: &Ctx) -> Result<Forward> {
         let output = self.task.training_step(batch, cx);
         let (loss, loss_count) = output.loss.mean("loss", batch);
         if output.loss.counts_padding(batch) {

@@ -1,5 +1,5 @@
 //! Rows of any float dtype, seen as f32, and how they are shared between threads.
-use crate::simd::{Load, Store, load_f32, store_f32};
+use crate::simd::{Load, Store, fence, load_f32, prefetch, store_f32, stream};
 use bimetal_dtype::DType;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -19,7 +19,16 @@ pub struct RowsMut<'a> {
     bytes: &'a mut [u8],
     cols: usize,
     store: Store<f32>,
+    /// Whether it is so large that it is written around the caches.
+    streams: bool,
 }
+
+/// From this size on a result has left the caches before anyone reads it.
+const STREAM: usize = 8 << 20;
+/// Bytes of a row that are asked for ahead of time.
+const AHEAD: usize = 8 << 10;
+/// Elements of a narrower type that are on their way at a time.
+const PART: usize = 1024;
 
 /// Whether the kernels take `dtype` and `bytes` is a whole number of rows.
 fn fits(dtype: DType, bytes: usize, cols: usize) -> bool {
@@ -67,6 +76,15 @@ impl<'a> Rows<'a> {
         &scratch[..len]
     }
 
+    /// Asks for row `row`, if there is one, to be brought closer.
+    #[inline]
+    pub fn ahead(&self, row: usize) {
+        let bytes = self.cols * self.dtype.size();
+        if let Some(next) = self.bytes.get(row * bytes..) {
+            prefetch(&next[..bytes.min(AHEAD).min(next.len())]);
+        }
+    }
+
     /// The whole row.
     #[inline]
     pub fn row<'s>(&self, row: usize, scratch: &'s mut [f32]) -> &'s [f32]
@@ -78,14 +96,21 @@ impl<'a> Rows<'a> {
 }
 
 impl<'a> RowsMut<'a> {
+    /// The type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
     /// `None` as for [`Rows::new`].
     pub fn new(dtype: DType, bytes: &'a mut [u8], cols: usize) -> Option<Self> {
         let store = store_f32(dtype)?;
+        let streams = bytes.len() >= STREAM;
         fits(dtype, bytes.len(), cols).then_some(RowsMut {
             dtype,
             bytes,
             cols,
             store,
+            streams,
         })
     }
 
@@ -96,7 +121,7 @@ impl<'a> RowsMut<'a> {
 
     /// Consecutive blocks of `rows` rows, for threads.
     pub fn blocks(&mut self, rows: usize) -> impl IndexedParallelIterator<Item = RowsMut<'_>> {
-        let (dtype, cols, store) = (self.dtype, self.cols, self.store);
+        let (dtype, cols, store, streams) = (self.dtype, self.cols, self.store, self.streams);
         self.bytes
             .par_chunks_mut((rows * cols * dtype.size()).max(1))
             .map(move |bytes| RowsMut {
@@ -104,10 +129,11 @@ impl<'a> RowsMut<'a> {
                 bytes,
                 cols,
                 store,
+                streams,
             })
     }
 
-    /// Lets `f` write columns `part` of row `row`: in place for aligned f32, else through `scratch`.
+    /// Lets `f` write columns `part` of row `row`: in place for aligned f32 that fits the caches, else through `scratch`.
     #[inline]
     pub fn write(
         &mut self,
@@ -121,12 +147,34 @@ impl<'a> RowsMut<'a> {
         let len = part.len();
         let bytes = &mut self.bytes[(at + part.start) * size..(at + part.end) * size];
         if self.dtype == DType::F32
+            && !self.streams
             && let Ok(values) = bytemuck::try_cast_slice_mut::<u8, f32>(bytes)
         {
             return f(values);
         }
-        f(&mut scratch[..len]);
-        (self.store)(bytes, &scratch[..len]);
+        let scratch = &mut scratch[..len];
+        f(scratch);
+        match (self.streams, self.dtype) {
+            (false, _) => (self.store)(bytes, scratch),
+            (true, DType::F32) => stream(bytes, bytemuck::cast_slice(scratch)),
+            (true, _) => {
+                let mut narrow = [0u32; PART];
+                let narrow: &mut [u8] = bytemuck::cast_slice_mut(&mut narrow);
+                for (bytes, values) in bytes.chunks_mut(PART * size).zip(scratch.chunks(PART)) {
+                    let narrow = &mut narrow[..bytes.len()];
+                    (self.store)(narrow, values);
+                    stream(bytes, narrow);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for RowsMut<'_> {
+    fn drop(&mut self) {
+        if self.streams {
+            fence();
+        }
     }
 }
 

@@ -74,6 +74,7 @@ fn norm(
     let run = |block: usize, mut y: RowsMut, mut mean: Option<&mut [f32]>, rstd: &mut [f32]| {
         let (mut sx, mut sy) = (vec![0.0; cols], vec![0.0; cols]);
         for row in 0..y.count() {
+            x.ahead(block * step + row + 1);
             let x = x.row(block * step + row, &mut sx);
             let (m, r) = measure(x, eps, center);
             if let Some(mean) = &mut mean {

@@ -6,7 +6,7 @@
 use super::access::{Rows, RowsMut, for_blocks};
 use super::columns::{add_pairwise, block_rows};
 use crate::simd::isa::{map2, map3, pick};
-use crate::simd::{simd_level, whole, whole2};
+use crate::simd::{BLOCK, LANES, Tree, fold_lanes, simd_level, whole, whole2};
 use rayon::prelude::*;
 
 /// What a norm and its gradient take and gave.
@@ -22,7 +22,9 @@ pub struct NormGrad<'a> {
     pub rstd: &'a [f32],
 }
 
-/// One row: writes dx and adds to the column sums. `xhat` and `g` are scratch.
+/// One row: writes dx and adds to the column sums.
+///
+/// Two passes over a row that stays in the first cache: sums, then results. What both need is computed twice rather than kept.
 #[inline(always)]
 fn grad_row(
     dx: &mut [f32],
@@ -30,49 +32,74 @@ fn grad_row(
     dy: &[f32],
     gamma: Option<&[f32]>,
     (mean, rstd, center): (f32, f32, bool),
-    scratch: &mut [f32],
     dgamma: &mut [f32],
     dbeta: &mut [f32],
 ) {
-    let n = x.len();
-    let (xhat, g) = scratch.split_at_mut(n);
-    let g = &mut g[..n];
-    for (h, &v) in xhat.iter_mut().zip(x) {
-        *h = (v - mean) * rstd;
-    }
-    for ((s, &h), &d) in dgamma.iter_mut().zip(&*xhat).zip(dy) {
-        *s += d * h;
+    let n = x.len() as f32;
+    let hat = |x: f32| (x - mean) * rstd;
+    let add = |a: f32, b: f32| a + b;
+    for ((s, &x), &d) in dgamma.iter_mut().zip(x).zip(dy) {
+        *s += d * hat(x);
     }
     for (s, &d) in dbeta.iter_mut().zip(dy) {
         *s += d;
     }
-    let g: &[f32] = match gamma {
+    match gamma {
         Some(gamma) => {
-            map2(g, dy, gamma, |d: f32, w: f32| d * w);
-            g
+            let (m1, m2) = sums(x, dy, gamma, hat);
+            let (m1, m2) = (if center { m1 / n } else { 0.0 }, m2 / n);
+            map3(dx, x, dy, gamma, |x: f32, d: f32, w: f32| {
+                rstd * (d * w - m1 - hat(x) * m2)
+            });
         }
-        None => dy,
-    };
-    let n = n as f32;
-    let m1 = if center {
-        whole(g, 0.0, |v| v, |a: f32, b: f32| a + b) / n
-    } else {
-        0.0
-    };
-    let m2 = whole2(g, xhat, |g: f32, h: f32| g * h) / n;
-    map2(dx, g, xhat, |g: f32, h: f32| rstd * (g - m1 - h * m2));
+        None => {
+            let m1 = if center {
+                whole(dy, 0.0, |v| v, add) / n
+            } else {
+                0.0
+            };
+            let m2 = whole2(dy, x, |g: f32, x: f32| g * hat(x)) / n;
+            map2(dx, dy, x, |g: f32, x: f32| rstd * (g - m1 - hat(x) * m2));
+        }
+    }
 }
 
-type GradRow = fn(
-    &mut [f32],
-    &[f32],
-    &[f32],
-    Option<&[f32]>,
-    (f32, f32, bool),
-    &mut [f32],
-    &mut [f32],
-    &mut [f32],
-);
+/// The sums of `g = dy gamma` and of `g xhat`, each in the order of [`whole`].
+#[inline(always)]
+fn sums(x: &[f32], dy: &[f32], gamma: &[f32], hat: impl Fn(f32) -> f32 + Copy) -> (f32, f32) {
+    let add = |(a, b): (f32, f32), (c, d): (f32, f32)| (a + c, b + d);
+    let mut tree = Tree::new((0.0, 0.0), add);
+    for ((x, dy), gamma) in x
+        .chunks(BLOCK)
+        .zip(dy.chunks(BLOCK))
+        .zip(gamma.chunks(BLOCK))
+    {
+        let (mut first, mut second) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let ((xs, x_tail), (ds, d_tail), (ws, w_tail)) = (
+            x.as_chunks::<LANES>(),
+            dy.as_chunks::<LANES>(),
+            gamma.as_chunks::<LANES>(),
+        );
+        for ((x, d), w) in xs.iter().zip(ds).zip(ws) {
+            for l in 0..LANES {
+                let g = d[l] * w[l];
+                first[l] += g;
+                second[l] += g * hat(x[l]);
+            }
+        }
+        for (l, ((&x, &d), &w)) in x_tail.iter().zip(d_tail).zip(w_tail).enumerate() {
+            let g = d * w;
+            first[l] += g;
+            second[l] += g * hat(x);
+        }
+        let plus = |a: f32, b: f32| a + b;
+        tree.push((fold_lanes(first, plus), fold_lanes(second, plus)));
+    }
+    tree.finish()
+}
+
+type GradRow =
+    fn(&mut [f32], &[f32], &[f32], Option<&[f32]>, (f32, f32, bool), &mut [f32], &mut [f32]);
 
 fn norm_grad(
     args: NormGrad,
@@ -90,11 +117,10 @@ fn norm_grad(
             dy: &[f32],
             gamma: Option<&[f32]>,
             row: (f32, f32, bool),
-            scratch: &mut [f32],
             dgamma: &mut [f32],
             dbeta: &mut [f32],
         ) {
-            grad_row(dx, x, dy, gamma, row, scratch, dgamma, dbeta)
+            grad_row(dx, x, dy, gamma, row, dgamma, dbeta)
         }
     );
     let (cols, step) = (x.cols(), block_rows(x.cols()));
@@ -110,16 +136,17 @@ fn norm_grad(
         dx.blocks(step).zip(partial.par_chunks_mut(width.max(1))),
         |block, (mut dx, sums)| {
             let (dgamma, dbeta) = sums[..width].split_at_mut(wide_g);
-            let mut scratch = vec![0.0; 5 * cols];
+            let mut scratch = vec![0.0; 3 * cols];
             let (sx, rest) = scratch.split_at_mut(cols);
-            let (sdy, rest) = rest.split_at_mut(cols);
-            let (sdx, work) = rest.split_at_mut(cols);
+            let (sdy, sdx) = rest.split_at_mut(cols);
             for row in 0..dx.count() {
                 let at = block * step + row;
+                x.ahead(at + 1);
+                dy.ahead(at + 1);
                 let (x, dy) = (x.row(at, sx), dy.row(at, sdy));
                 let numbers = (mean.map_or(0.0, |m| m[at]), rstd[at], mean.is_some());
                 dx.write(row, 0..cols, sdx, |dx| {
-                    kernel(dx, x, dy, gamma, numbers, work, dgamma, dbeta);
+                    kernel(dx, x, dy, gamma, numbers, dgamma, dbeta);
                 });
             }
         },

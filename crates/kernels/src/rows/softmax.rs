@@ -70,6 +70,7 @@ fn forward(x: Rows, mut y: RowsMut, f: fn(&mut [f32], &[f32])) {
     for_blocks(y.blocks(step), |block, mut y| {
         let (mut sx, mut sy) = (vec![0.0; cols], vec![0.0; cols]);
         for row in 0..y.count() {
+            x.ahead(block * step + row + 1);
             let x = x.row(block * step + row, &mut sx);
             y.write(row, 0..cols, &mut sy, |y| f(y, x));
         }

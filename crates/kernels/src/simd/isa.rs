@@ -1,5 +1,7 @@
 //! How one generic loop becomes a function per instruction set.
 
+use super::philox::Blocks;
+
 /// What a loop body may ask of the instruction set it is compiled for.
 pub trait Isa: Copy + 'static {
     /// Whether the hardware has a fused multiply-add.
@@ -49,6 +51,12 @@ pub trait Isa: Copy + 'static {
     fn f32_to_f16(x: [f32; 8]) -> [u16; 8] {
         x.map(super::convert::f16_encode)
     }
+
+    /// Consecutive blocks of Philox from block number `first`.
+    #[inline(always)]
+    fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
+        super::philox::blocks(key, ctr_hi, first)
+    }
 }
 
 /// The baseline of the target.
@@ -69,7 +77,7 @@ impl Isa for Portable {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Avx2, Avx512, Isa};
+    use super::{Avx2, Avx512, Blocks, Isa};
     use std::arch::x86_64::{_MM_FROUND_TO_NEAREST_INT, _mm256_cvtph_ps, _mm256_cvtps_ph};
     use std::mem::transmute;
 
@@ -119,6 +127,11 @@ mod x86 {
         #[inline(always)]
         fn f32_to_f16(x: [f32; 8]) -> [u16; 8] {
             to_f16(x)
+        }
+        #[inline(always)]
+        fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
+            // SAFETY: `Avx512` bodies only run inside wrappers that enable AVX-512F, which detection found.
+            unsafe { crate::simd::philox::blocks_avx512(key, ctr_hi, first) }
         }
     }
 }

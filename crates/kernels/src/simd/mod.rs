@@ -27,6 +27,7 @@ mod philox;
 mod pow;
 mod random;
 mod reduce;
+mod stream;
 mod tree;
 mod trig;
 mod unary;
@@ -55,11 +56,12 @@ pub use ops::{BinaryOp, CmpOp, LogicOp, UnaryOp};
 pub use philox::philox_fill_u32;
 pub use random::{bernoulli_threshold, fill_bernoulli, fill_normal, fill_uniform};
 pub use reduce::{
-    BLOCK, Reduce, ReduceOp, all, all_finite, all_finite_f64, any, argmax_f32, argmax_f64,
+    BLOCK, LANES, Reduce, ReduceOp, all, all_finite, all_finite_f64, any, argmax_f32, argmax_f64,
     argmax_i32, argmax_i64, argmin_f32, argmin_f64, argmin_i32, argmin_i64, combine_f32,
-    combine_f64, combine_i32, combine_i64, max_f32, reduce_f32, reduce_f64, reduce_i32, reduce_i64,
-    whole, whole2,
+    combine_f64, combine_i32, combine_i64, fold_lanes, max_f32, reduce_f32, reduce_f64, reduce_i32,
+    reduce_i64, whole, whole2,
 };
+pub use stream::{fence, prefetch, stream};
 pub use tree::Tree;
 pub use unary::{Unary, unary_f32};
 pub use unary_other::{unary_f64, unary_i32, unary_i64};

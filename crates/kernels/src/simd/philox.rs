@@ -3,7 +3,7 @@
 //! Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011. Element i of
 //! a stream is word `i % 4` of the block whose 128-bit counter, least word first, is
 //! `[lo(i / 4), hi(i / 4), ctr_hi[0], ctr_hi[1]]`: it depends on nothing but the key, `ctr_hi` and i.
-use super::isa::pick;
+use super::isa::{Isa, pick};
 
 const M0: u32 = 0xd251_1f53;
 const M1: u32 = 0xcd9e_8d57;
@@ -14,6 +14,9 @@ const W1: u32 = 0xbb67_ae85;
 /// Blocks computed side by side.
 const LANES: usize = 16;
 
+/// The words of [`LANES`] blocks.
+pub type Blocks = [[u32; 4]; LANES];
+
 /// `LANES` consecutive blocks from block number `first`.
 ///
 /// Words live in 64-bit lanes, where a widening multiplication is one instruction; their upper halves hold
@@ -21,7 +24,7 @@ const LANES: usize = 16;
 // Lanes of several arrays at once: indices say it best.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> [[u32; 4]; LANES] {
+pub fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
     const LOW: u64 = 0xffff_ffff;
     let mut c = [[0u64; LANES]; 4];
     for i in 0..LANES {
@@ -54,11 +57,64 @@ fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> [[u32; 4]; LANES] {
     })
 }
 
+/// [`blocks`] with one three-way exclusive or for each word and round, and a transposition in registers at the end.
+///
+/// # Safety
+/// AVX-512F.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
+    use std::arch::x86_64::*;
+    const HALVES: usize = 2;
+    let mut out = [[0u32; 4]; LANES];
+    // SAFETY: the caller's contract; `out` is 256 bytes, of which each half takes 128.
+    unsafe {
+        let word = |w: u32| _mm512_set1_epi64(w as i64);
+        let (m0, m1) = (word(M0), word(M1));
+        let mut c = [[_mm512_setzero_si512(); 4]; HALVES];
+        for (h, c) in c.iter_mut().enumerate() {
+            let count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+            let start = first.wrapping_add(8 * h as u64);
+            c[0] = _mm512_add_epi64(count, _mm512_set1_epi64(start as i64));
+            c[1] = _mm512_srli_epi64::<32>(c[0]);
+            c[2] = word(ctr_hi[0]);
+            c[3] = word(ctr_hi[1]);
+        }
+        let [mut k0, mut k1] = key;
+        for _ in 0..10 {
+            let (w0, w1) = (word(k0), word(k1));
+            for c in &mut c {
+                // Multiplications read the lower halves of the lanes only.
+                let p0 = _mm512_mul_epu32(m0, c[0]);
+                let p1 = _mm512_mul_epu32(m1, c[2]);
+                const XOR: i32 = 0x96;
+                c[0] = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p1), c[1], w0);
+                c[2] = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p0), c[3], w1);
+                c[1] = p1;
+                c[3] = p0;
+            }
+            k0 = k0.wrapping_add(W0);
+            k1 = k1.wrapping_add(W1);
+        }
+        let left = _mm512_set_epi64(11, 3, 10, 2, 9, 1, 8, 0);
+        let right = _mm512_set_epi64(15, 7, 14, 6, 13, 5, 12, 4);
+        for (c, out) in c.iter().zip(out.chunks_exact_mut(LANES / HALVES)) {
+            let pair =
+                |even, odd| _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64::<32>(odd));
+            let (a, b) = (pair(c[0], c[1]), pair(c[2], c[3]));
+            let out = out.as_mut_ptr().cast::<__m512i>();
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi64(a, left, b));
+            _mm512_storeu_si512(out.add(1), _mm512_permutex2var_epi64(a, right, b));
+        }
+    }
+    out
+}
+
 /// Elements of one group of blocks.
 const GROUP: usize = 4 * LANES;
 
 #[inline(always)]
-fn fill(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
+fn fill<I: Isa>(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
     let block = first_element / 4;
     let skip = (first_element % 4) as usize;
     // The first group may begin, the last one end within a block; those between are written in place.
@@ -69,7 +125,7 @@ fn fill(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
     };
     let (head, rest) = out.split_at_mut(head);
     if !head.is_empty() {
-        let words = blocks(key, ctr_hi, block);
+        let words = I::philox(key, ctr_hi, block);
         head.copy_from_slice(&words.as_flattened()[skip..skip + head.len()]);
     }
     let mut block = if head.is_empty() {
@@ -79,11 +135,11 @@ fn fill(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
     };
     let (groups, tail) = rest.as_chunks_mut::<GROUP>();
     for group in groups {
-        group.copy_from_slice(blocks(key, ctr_hi, block).as_flattened());
+        group.copy_from_slice(I::philox(key, ctr_hi, block).as_flattened());
         block = block.wrapping_add(LANES as u64);
     }
     if !tail.is_empty() {
-        let words = blocks(key, ctr_hi, block);
+        let words = I::philox(key, ctr_hi, block);
         tail.copy_from_slice(&words.as_flattened()[..tail.len()]);
     }
 }
@@ -97,7 +153,7 @@ type Fill = fn([u32; 2], [u32; 2], u64, &mut [u32]);
 
 pub fn philox_at(level: super::SimdLevel) -> Fill {
     pick!(level, fn(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
-        fill(key, ctr_hi, first_element, out)
+        fill::<I>(key, ctr_hi, first_element, out)
     })
 }
 

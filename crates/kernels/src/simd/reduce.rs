@@ -9,7 +9,8 @@ use super::tree::Tree;
 
 /// Elements reduced in lanes before the tree takes over.
 pub const BLOCK: usize = 1024;
-const LANES: usize = 32;
+/// Partial results of a block.
+pub const LANES: usize = 32;
 
 /// What to reduce by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

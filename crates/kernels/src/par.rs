@@ -1,4 +1,4 @@
-//! Parallel loops of kernels. How a loop is cut never depends on the number of threads.
+//! Parallel loops of kernels. Where a cut shows in the result, it never depends on the number of threads.
 use rayon::iter::plumbing::{Producer, ProducerCallback};
 use rayon::prelude::*;
 use std::cell::Cell;
@@ -17,6 +17,14 @@ pub fn serial<R>(f: impl FnOnce() -> R) -> R {
     }
     let _reset = Reset(SERIAL.replace(true));
     f()
+}
+
+/// The threads that a loop started here is spread over.
+pub fn threads() -> usize {
+    match SERIAL.get() {
+        true => 1,
+        false => rayon::current_num_threads(),
+    }
 }
 
 /// Calls `f` with every number below `tasks`, each once, in any order and from any worker of the present pool.

@@ -19,6 +19,21 @@ pub(super) fn matmul(n: &Node<'_>, precision: MatmulPrecision, g: &Tensor) -> Gr
     })
 }
 
+/// The transpose of a gradient that is itself a product, as the product of the transposed factors in the other order: a weight's gradient is computed
+/// as the weight lies, and not copied.
+pub(super) fn transposed_product(g: &Tensor, axes: &[isize]) -> Option<Tensor> {
+    let (Op::Matmul(precision), [a, b], [1, 0]) = (g.op(), g.inputs(), axes) else {
+        return None;
+    };
+    let matrix = |t: &Tensor| t.rank().is_ok_and(|r| r == 2);
+    // Two exchanges cancel.
+    let turned = |t: &Tensor| match (t.op(), t.inputs()) {
+        (Op::Permute(axes), [inner]) if axes.map[..2] == [1, 0] => inner.clone(),
+        _ => t.t(),
+    };
+    (matrix(a) && matrix(b)).then(|| turned(b).matmul_with(&turned(a), *precision, Some(g.dtype())))
+}
+
 pub(super) fn window(n: &Node<'_>, g: &Tensor) -> Result<Grads> {
     let shape = |i: usize| n.x(i).shape();
     Ok(match n.t.op() {

@@ -1,5 +1,5 @@
 //! Views, joining and padding.
-use super::{Grads, Node, none, reshape_to};
+use super::{Grads, Node, linalg, none, reshape_to};
 use crate::contribution::{Contribution, zeros};
 use bimetal_tensor::graph::Op;
 use bimetal_tensor::{Result, Tensor};
@@ -13,7 +13,10 @@ pub(super) fn view(n: &Node<'_>, g: &Tensor) -> Result<Grads> {
             for i in 0..shape.rank() {
                 inverse[axes.map[i] as usize] = i as isize;
             }
-            g.permute(&inverse).into()
+            match linalg::transposed_product(g, &inverse) {
+                Some(product) => product.into(),
+                None => g.permute(&inverse).into(),
+            }
         }
         Op::Broadcast => g.sum_to(&shape).into(),
         Op::Slice { axis, start, step } => slice(n, *axis as usize, *start, *step, g)?,

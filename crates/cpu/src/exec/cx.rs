@@ -1,7 +1,7 @@
 //! What kernels know while they are compiled and while they run.
 use super::view::View;
-use bimetal_tensor::plan::{Access, BufDesc, Dense, Place, Plan};
-use bimetal_tensor::{DType, Error, ErrorKind, Result, Shape};
+use bimetal_tensor::plan::{Access, BufDesc, Dense, Place, Plan, Strided};
+use bimetal_tensor::{DType, Error, ErrorKind, Result, Shape, Strides};
 
 /// A compiled step.
 pub(crate) trait Kernel: Send + Sync {
@@ -45,13 +45,23 @@ impl Cx<'_> {
     }
 }
 
-/// A dense operand whose buffer has been checked.
+/// An operand whose buffer has been checked; dense unless it came from [`Compile::strided`].
 #[derive(Clone, Debug)]
 pub(crate) struct Operand {
     pub(crate) buf: usize,
+    pub(crate) offset: usize,
+    pub(crate) strides: Strides,
     pub(crate) numel: usize,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
+}
+
+impl Operand {
+    /// The first element.
+    pub(crate) fn start(&self, cx: &Cx<'_>) -> *mut u8 {
+        let bytes = self.offset * self.dtype.size();
+        cx.ptr(self.buf).wrapping_add(bytes)
+    }
 }
 
 /// A plan while it is compiled.
@@ -119,9 +129,24 @@ impl Compile<'_> {
         )?;
         Ok(Operand {
             buf: d.buf as usize,
+            offset: 0,
+            strides: d.shape.strides(),
             numel: d.shape.numel(),
             shape: d.shape,
             dtype: d.dtype,
+        })
+    }
+
+    /// An operand that may lie apart.
+    pub(crate) fn strided(&self, s: &Strided) -> Result<Operand> {
+        self.view(&s.access, &s.shape)?;
+        Ok(Operand {
+            buf: s.access.buf as usize,
+            offset: s.access.offset,
+            strides: s.access.strides,
+            numel: s.shape.numel(),
+            shape: s.shape,
+            dtype: s.access.dtype,
         })
     }
 

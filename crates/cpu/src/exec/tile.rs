@@ -49,8 +49,12 @@ impl Results<'_> {
         let start = (tile.batch * self.m + tile.row) * self.n + tile.col;
         for c in (0..cols).step_by(CHUNK) {
             let width = CHUNK.min(cols - c);
-            // Long rows are taken where they lie, short ones together.
-            let many = if width >= LONG { 1 } else { CHUNK / width };
+            // Rows that join in memory are taken together, other long ones where they lie, short ones as a copy.
+            let join = ld == width && self.n == width;
+            let many = match width >= LONG && !join {
+                true => 1,
+                false => CHUNK / width,
+            };
             for r in (0..rows).step_by(many) {
                 let count = many.min(rows - r);
                 let b = Block::matrix(start + r * self.n + c, count, width, self.n);

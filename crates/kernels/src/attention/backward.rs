@@ -3,11 +3,12 @@
 //! A task finishes dk and dv of its keys. Of dq it has a part, in f32; the parts are added up in the
 //! order of the keys when all tasks are done.
 
-use super::forward::{dense, product, visible};
-use super::rows::{Block, dots, softmax_grad};
-use super::{Attention, Heads, HeadsMut, KEYS, QUERIES, bias};
-use crate::gemm::{Dst, Isa, Level, Scratch, by_level, store_rows};
+use super::panels::{Left, Packed, Rows, multiply};
+use super::rows::{Block, LANES, dot, softmax_grad};
+use super::{Attention, Heads, HeadsMut, KEYS, QUERIES, bias, part, row_stride, visible};
+use crate::gemm::{Dst, Isa, Level, Operand, Real, Scratch, by_level, store_rows};
 use crate::par;
+use bimetal_dtype::DType;
 use std::ops::Range;
 
 /// Heads from which keys are not split among tasks.
@@ -84,14 +85,6 @@ pub unsafe fn run(
     });
 }
 
-/// Scratch filled with zeros.
-fn zeros(len: usize) -> Scratch {
-    let scratch = Scratch::take::<f32>(len);
-    // SAFETY: it has room for these; zero bits are the number 0.
-    unsafe { std::ptr::write_bytes(scratch.ptr::<f32>(), 0, len) };
-    scratch
-}
-
 struct Task<'a> {
     level: Level,
     spec: &'a Attention<'a>,
@@ -107,178 +100,175 @@ impl Task<'_> {
     /// # Safety
     /// `dq` has room for `[tq, d]`; see [`run`].
     unsafe fn run(&self, dq: *mut f32, dk: HeadsMut, dv: HeadsMut) {
-        let (spec, d) = (self.spec, self.spec.d);
+        let (spec, level, d) = (self.spec, self.level, self.spec.d);
         let (batch, head) = (self.head / spec.heads, self.head % spec.heads);
-        let len = self.keys.len() * d;
-        let (sum_k, sum_v) = (zeros(len), zeros(len));
         // SAFETY: `dq` has room for this; zero bits are the number 0.
         unsafe { std::ptr::write_bytes(dq, 0, spec.tq * d) };
-        for first in (0..spec.tq).step_by(QUERIES) {
-            let queries = first..(first + QUERIES).min(spec.tq);
-            // SAFETY: a block of queries; the sums have room for all keys of this task.
-            unsafe { self.block(queries, dq, sum_k.ptr(), sum_v.ptr()) };
-        }
-        for (sum, to) in [(&sum_k, dk), (&sum_v, dv)] {
-            let dst = to.at(batch, head, self.keys.start);
-            let (rows, bytes) = (self.keys.len(), to.row_bytes());
-            // SAFETY: the keys of this task.
-            unsafe { store_rows::<f32>(self.level, sum.ptr(), rows, d, d, dst, bytes, to.dtype) };
-        }
-    }
-
-    /// Adds what a block of queries contributes.
-    ///
-    /// # Safety
-    /// As [`Task::run`]; the sums are those of the task's keys.
-    unsafe fn block(&self, queries: Range<usize>, dq: *mut f32, sum_k: *mut f32, sum_v: *mut f32) {
-        let (spec, level, d, rows) = (self.spec, self.level, self.spec.d, queries.len());
-        let (batch, head) = (self.head / spec.heads, self.head % spec.heads);
-        let last = spec.visible(queries.end - 1).min(self.keys.end);
-        if last <= self.keys.start {
-            return;
-        }
-        let Inputs { q, k, v, y, dy } = self.inputs;
-        let (scores, grads) = (
-            Scratch::take::<f32>(QUERIES * KEYS),
-            Scratch::take::<f32>(QUERIES * KEYS),
-        );
-        let factors = spec.dropout.map(|_| zeros(QUERIES * KEYS));
-        let mut mask = [0.0; KEYS];
-        // SAFETY: rows of this head.
-        let (lse, dot) = unsafe {
-            let lse = std::slice::from_raw_parts(self.lse.add(queries.start), rows);
-            (lse, self.row_dots(&queries, y, dy))
+        let dots = Scratch::take::<f32>(spec.tq);
+        // SAFETY: the queries of this head.
+        let (q, dy, dots) = unsafe {
+            let Inputs { q, y, dy, .. } = self.inputs;
+            let all = |of| Rows::new(level, of, [batch, head, 0], spec.tq, d);
+            let (q, dy, y) = (all(q), all(dy), all(y));
+            let dots = std::slice::from_raw_parts_mut(dots.ptr::<f32>(), spec.tq);
+            row_dots(level, &y.left, &dy.left, d, dots);
+            (q, dy, &*dots)
         };
-        let (q, dy) = (
-            q.matrix(batch, head, queries.start),
-            dy.matrix(batch, head, queries.start),
-        );
-        for first in (self.keys.start..last).step_by(KEYS) {
-            let keys = first..(first + KEYS).min(last);
-            let cols = keys.len();
-            let (k, v) = (k.matrix(batch, head, first), v.matrix(batch, head, first));
-            let seen = visible(spec, queries.clone(), &keys);
-            let block = Block {
-                scores: scores.ptr(),
-                ld: KEYS,
-                cols,
-                scale: spec.scale,
-                seen: &seen[..rows],
-                bias: bias(spec, batch, keys, &mut mask).then_some(&mask[..]),
-            };
-            let factors = self.factors(&queries, first, &block, factors.as_ref());
-            let at = (first - self.keys.start) * d;
-            // SAFETY: the matrices have these sizes, the scratch room for a block.
-            unsafe {
-                let (s, g) = (scores.ptr::<f32>(), grads.ptr::<f32>());
-                product(level, rows, cols, d, q, k.transposed(), s, KEYS, false);
-                product(level, rows, cols, d, dy, v.transposed(), g, KEYS, false);
-                softmax_grad(level, &block, g, lse, &dot[..rows], factors);
-                let (p, ds) = (dense(s, KEYS), dense(g, KEYS));
-                product(
-                    level,
-                    cols,
-                    d,
-                    rows,
-                    p.transposed(),
-                    dy,
-                    sum_v.add(at),
-                    d,
-                    true,
-                );
-                product(
-                    level,
-                    cols,
-                    d,
-                    rows,
-                    ds.transposed(),
-                    q,
-                    sum_k.add(at),
-                    d,
-                    true,
-                );
-                product(
-                    level,
-                    rows,
-                    d,
-                    cols,
-                    ds,
-                    k,
-                    dq.add(queries.start * d),
-                    d,
-                    true,
-                );
+        for first in self.keys.clone().step_by(KEYS) {
+            let keys = first..(first + KEYS).min(self.keys.end);
+            let sums = [
+                Scratch::zeros(keys.len() * d),
+                Scratch::zeros(keys.len() * d),
+            ];
+            // SAFETY: the sums have room for these keys.
+            unsafe { self.block(&keys, q.left, dy.left, dots, dq, [&sums[0], &sums[1]]) };
+            for (sum, to) in sums.iter().zip([dk, dv]) {
+                let dst = to.at(batch, head, first);
+                let (rows, bytes) = (keys.len(), to.row_bytes());
+                // SAFETY: some keys of this task.
+                unsafe { store_rows::<f32>(level, sum.ptr(), rows, d, d, dst, bytes, to.dtype) };
             }
         }
     }
 
-    /// The dropout factors of a block.
+    /// What all queries contribute to the sums of some keys, and these to dq.
+    ///
+    /// # Safety
+    /// As [`Task::run`]; `q` and `dy` are those of all queries.
+    unsafe fn block(
+        &self,
+        keys: &Range<usize>,
+        q: Left,
+        dy: Left,
+        dots: &[f32],
+        dq: *mut f32,
+        [sum_k, sum_v]: [&Scratch; 2],
+    ) {
+        let (spec, level, d) = (self.spec, self.level, self.spec.d);
+        let (batch, head) = (self.head / spec.heads, self.head % spec.heads);
+        let family = f32::family(level);
+        let (step, ld) = (part(spec.tq.min(QUERIES)), row_stride(keys.len()));
+        let (scores, grads) = (Scratch::zeros(step * ld), Scratch::zeros(step * ld));
+        let factors = spec.dropout.map(|_| Scratch::zeros(step * ld));
+        let mut mask = [0.0; KEYS];
+        let masked = bias(spec, batch, keys.clone(), &mut mask);
+        let Inputs { k, v, .. } = self.inputs;
+        let (k, v) = (
+            k.matrix(batch, head, keys.start),
+            v.matrix(batch, head, keys.start),
+        );
+        // SAFETY: the matrices have these sizes.
+        let (k_turned, v_turned, k) = unsafe {
+            (
+                Packed::new(level, &k.transposed(), d, keys.len()),
+                Packed::new(level, &v.transposed(), d, keys.len()),
+                Packed::new(level, &k, keys.len(), d),
+            )
+        };
+        for first in (0..spec.tq).step_by(step) {
+            let queries = first..(first + step).min(spec.tq);
+            let count = queries.len();
+            let seen = visible(spec, queries.clone(), keys);
+            let seen = &seen[..count];
+            let cols = seen[count - 1];
+            if cols == 0 {
+                continue;
+            }
+            let block = Block {
+                scores: scores.ptr(),
+                ld,
+                cols,
+                scale: spec.scale,
+                seen,
+                bias: masked.then_some(&mask[..]),
+            };
+            let factors = self.factors(first, keys.start, &block, factors.as_ref());
+            let wanted = |rows: Range<usize>, at: Range<usize>| {
+                let seen = seen[rows.end - 1].next_multiple_of(LANES);
+                0..if at.start < seen { d } else { 0 }
+            };
+            // The queries of the part that see any key from `keys.start` on.
+            let seers = |keys: Range<usize>, _: Range<usize>| {
+                seen.partition_point(|n| *n <= keys.start)..count
+            };
+            let (q, dy) = (q.from_row(first), dy.from_row(first));
+            let turned = |ptr: *mut f32| Left {
+                ptr,
+                stride: ld,
+                turned: true,
+            };
+            // SAFETY: the matrices have these sizes, the scratch room for a part.
+            unsafe {
+                let (s, g) = (scores.ptr::<f32>(), grads.ptr::<f32>());
+                multiply(&family, count, q, &k_turned, s, ld, false, wanted);
+                multiply(&family, count, dy, &v_turned, g, ld, false, wanted);
+                let lse = std::slice::from_raw_parts(self.lse.add(first), count);
+                softmax_grad(level, &block, g, lse, &dots[queries], factors);
+                let packed = |of: Left| Packed::new(level, &dense(of.ptr, of.stride), count, d);
+                let (dy, q) = (packed(dy), packed(q));
+                multiply(&family, cols, turned(s), &dy, sum_v.ptr(), d, true, seers);
+                multiply(&family, cols, turned(g), &q, sum_k.ptr(), d, true, seers);
+                let ds = Left {
+                    ptr: g,
+                    stride: ld,
+                    turned: false,
+                };
+                let dq = dq.add(first * d);
+                multiply(&family, count, ds, &k, dq, d, true, |rows, _| {
+                    0..seen[rows.end - 1]
+                });
+            }
+        }
+    }
+
+    /// The dropout factors of a part.
     fn factors<'s>(
         &self,
-        queries: &Range<usize>,
-        first: usize,
+        query: usize,
+        key: usize,
         block: &Block<'_>,
         scratch: Option<&'s Scratch>,
     ) -> Option<&'s [f32]> {
         let (dropout, scratch) = (self.spec.dropout?, scratch?);
-        // SAFETY: the scratch has a block of values and is not read while it is filled.
-        let all = unsafe { std::slice::from_raw_parts_mut(scratch.ptr::<f32>(), QUERIES * KEYS) };
+        let len = block.seen.len() * block.ld;
+        // SAFETY: the scratch has the values of a part and is not read while it is filled.
+        let all = unsafe { std::slice::from_raw_parts_mut(scratch.ptr::<f32>(), len) };
         for (row, &seen) in block.seen.iter().enumerate() {
-            let query = self.head * self.spec.tq + queries.start + row;
-            dropout(query, first, &mut all[row * KEYS..][..seen]);
+            let query = self.head * self.spec.tq + query + row;
+            dropout(query, key, &mut all[row * block.ld..][..seen]);
         }
         Some(all)
     }
+}
 
-    /// `dy . y` of some queries.
-    ///
-    /// # Safety
-    /// Rows of this head.
-    unsafe fn row_dots(&self, queries: &Range<usize>, y: &Heads, dy: &Heads) -> [f32; QUERIES] {
-        let (batch, head) = (self.head / self.spec.heads, self.head % self.spec.heads);
-        let (rows, d) = (queries.len(), self.spec.d);
-        let copies = Scratch::take::<f32>(2 * rows * d);
-        let mut out = [0.0; QUERIES];
-        // SAFETY: rows of this head; the scratch has room for two copies.
-        unsafe {
-            let all = copies.ptr::<f32>();
-            load(
-                self.level,
-                y,
-                y.at(batch, head, queries.start),
-                rows,
-                d,
-                all,
-            );
-            load(
-                self.level,
-                dy,
-                dy.at(batch, head, queries.start),
-                rows,
-                d,
-                all.add(rows * d),
-            );
-            let all = std::slice::from_raw_parts(all, 2 * rows * d);
-            let (y, dy) = all.split_at(rows * d);
-            dots(self.level, y, dy, d, &mut out[..rows]);
-        }
-        out
+/// A row-major f32 matrix.
+fn dense(ptr: *const f32, ld: usize) -> Operand<'static> {
+    Operand {
+        ptr: ptr.cast(),
+        dtype: DType::F32,
+        round_to: None,
+        row_stride: ld as isize,
+        col_stride: 1,
+        offsets: &[0],
     }
 }
 
 by_level!(
-    /// Loads rows of `d` elements.
-    fn load(from: &Heads, src: *const u8, rows: usize, d: usize, dst: *mut f32) = load_body
+    /// `out[i] = sum over j of a[i, j] * b[i, j]`, rows of `d`.
+    fn row_dots(a: &Left, b: &Left, d: usize, out: &mut [f32]) = row_dots_body
 );
 
 #[inline(always)]
-unsafe fn load_body<I: Isa>(from: &Heads, src: *const u8, rows: usize, d: usize, dst: *mut f32) {
-    let bytes = from.strides[2] * from.dtype.size() as isize;
-    for row in 0..rows {
+#[allow(clippy::extra_unused_type_parameters)] // by_level! names the set; the compiler vectorises for it
+unsafe fn row_dots_body<I: Isa>(a: &Left, b: &Left, d: usize, out: &mut [f32]) {
+    for (row, out) in out.iter_mut().enumerate() {
         // SAFETY: row `row` of both.
-        unsafe {
-            let src = src.wrapping_offset(row as isize * bytes);
-            from.elements().load::<I, f32>(src, 1, d, dst.add(row * d));
-        }
+        let (a, b) = unsafe {
+            (
+                std::slice::from_raw_parts(a.ptr.add(row * a.stride), d),
+                std::slice::from_raw_parts(b.ptr.add(row * b.stride), d),
+            )
+        };
+        *out = dot(a, b);
     }
 }

@@ -1,10 +1,10 @@
 //! The forward pass: one task for a block of queries of one head.
 
-use super::rows::{Block, Running, normalize, softmax};
-use super::{Attention, Heads, HeadsMut, KEYS, QUERIES, bias};
-use crate::gemm::{Dense, Dst, Level, Operand, Product, Scratch, store_rows};
+use super::panels::{Left, Packed, Rows, multiply};
+use super::rows::{Block, LANES, Running, normalize, softmax};
+use super::{Attention, Heads, HeadsMut, KEYS, QUERIES, bias, part, row_stride, visible};
+use crate::gemm::{Dst, Level, Real, Scratch, store_rows};
 use crate::par;
-use bimetal_dtype::DType;
 use std::ops::Range;
 
 /// Multiply-adds that are worth a task.
@@ -48,71 +48,100 @@ unsafe fn block(
 ) {
     let (batch, head) = (index / spec.heads, index % spec.heads);
     let (rows, d) = (queries.len(), spec.d);
-    let scores = Scratch::take::<f32>(QUERIES * KEYS);
-    let values = Scratch::take::<f32>(rows * d);
+    let family = f32::family(level);
+    let (step, ld) = (part(rows), row_stride(spec.tk));
+    let scores = Scratch::zeros(step * ld);
+    let values = Scratch::zeros(rows * d);
     let (mut top, mut sum) = ([f32::NEG_INFINITY; QUERIES], [0.0; QUERIES]);
     let (mut mask, mut factors) = ([0.0; KEYS], [0.0; KEYS]);
-    let mut running = Running {
-        top: &mut top[..rows],
-        sum: &mut sum[..rows],
-        values: values.ptr(),
-        d,
-    };
-    // SAFETY: the scratch has room for these; zero bits are the number 0.
-    unsafe { std::ptr::write_bytes(running.values, 0, rows * d) };
-    let queries_of = q.matrix(batch, head, queries.start);
+    // SAFETY: the queries of this task.
+    let q = unsafe { Rows::new(level, q, [batch, head, queries.start], rows, d) };
     let last = spec.visible(queries.end - 1);
     for first in (0..last).step_by(KEYS) {
         let keys = first..(first + KEYS).min(last);
-        let cols = keys.len();
-        let k = k.matrix(batch, head, first).transposed();
-        // SAFETY: the matrices have these sizes.
-        unsafe {
-            product(
-                level,
-                rows,
-                cols,
-                d,
-                queries_of,
-                k,
-                scores.ptr(),
-                KEYS,
-                false,
+        // SAFETY: the keys of this block.
+        let (k, v) = unsafe {
+            let (k, v) = (k.matrix(batch, head, first), v.matrix(batch, head, first));
+            (
+                Packed::new(level, &k.transposed(), d, keys.len()),
+                Packed::new(level, &v, keys.len(), d),
             )
         };
-        let seen = visible(spec, queries.clone(), &keys);
-        let block = Block {
-            scores: scores.ptr(),
-            ld: KEYS,
-            cols,
-            scale: spec.scale,
-            seen: &seen[..rows],
-            bias: bias(spec, batch, keys, &mut mask).then_some(&mask[..]),
-        };
-        // SAFETY: the block has these rows, and the processor the level.
-        unsafe { softmax(level, &block, &mut running) };
-        if let Some(dropout) = spec.dropout {
-            for (row, &seen) in block.seen.iter().enumerate() {
-                dropout(
-                    index * spec.tq + queries.start + row,
-                    first,
-                    &mut factors[..seen],
+        let masked = bias(spec, batch, keys.clone(), &mut mask);
+        for start in (0..rows).step_by(step) {
+            let count = step.min(rows - start);
+            let query = queries.start + start;
+            let seen = visible(spec, query..query + count, &keys);
+            let seen = &seen[..count];
+            let cols = seen[count - 1];
+            if cols == 0 {
+                continue;
+            }
+            let block = Block {
+                scores: scores.ptr(),
+                ld,
+                cols,
+                scale: spec.scale,
+                seen,
+                bias: masked.then_some(&mask[..]),
+            };
+            let mut running = Running {
+                top: &mut top[start..start + count],
+                sum: &mut sum[start..start + count],
+                values: values.ptr::<f32>().wrapping_add(start * d),
+                d,
+            };
+            // SAFETY: the matrices have these sizes, and the processor the level.
+            unsafe {
+                let q = q.left.from_row(start);
+                multiply(
+                    &family,
+                    count,
+                    q,
+                    &k,
+                    block.scores,
+                    ld,
+                    false,
+                    |rows, at| {
+                        let seen = seen[rows.end - 1].next_multiple_of(LANES);
+                        0..if at.start < seen { d } else { 0 }
+                    },
                 );
-                // SAFETY: row `row` of the block.
-                let p =
-                    unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * KEYS), seen) };
-                for (p, factor) in p.iter_mut().zip(&factors) {
-                    *p *= factor;
+                softmax(level, &block, &mut running);
+            }
+            if let Some(dropout) = spec.dropout {
+                for (row, &seen) in seen.iter().enumerate() {
+                    let factors = &mut factors[..seen];
+                    dropout(index * spec.tq + query + row, first, factors);
+                    // SAFETY: row `row` of the block.
+                    let p =
+                        unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * ld), seen) };
+                    for (p, factor) in p.iter_mut().zip(factors) {
+                        *p *= *factor;
+                    }
                 }
             }
+            let p = Left {
+                ptr: block.scores,
+                stride: ld,
+                turned: false,
+            };
+            // SAFETY: the matrices have these sizes.
+            unsafe {
+                multiply(&family, count, p, &v, running.values, d, true, |rows, _| {
+                    0..seen[rows.end - 1]
+                })
+            };
         }
-        let p = dense(block.scores, KEYS);
-        let v = v.matrix(batch, head, first);
-        // SAFETY: the matrices have these sizes.
-        unsafe { product(level, rows, d, cols, p, v, running.values, d, true) };
     }
     // SAFETY: the rows of this task.
     unsafe {
+        let mut running = Running {
+            top: &mut top[..rows],
+            sum: &mut sum[..rows],
+            values: values.ptr(),
+            d,
+        };
         normalize(level, &mut running);
         let to = y.at(batch, head, queries.start);
         store_rows::<f32>(
@@ -134,67 +163,4 @@ unsafe fn block(
             };
         }
     }
-}
-
-/// Keys of a block that each query of a block sees.
-pub fn visible(
-    spec: &Attention<'_>,
-    queries: Range<usize>,
-    keys: &Range<usize>,
-) -> [usize; QUERIES] {
-    let mut seen = [0; QUERIES];
-    for (seen, query) in seen.iter_mut().zip(queries) {
-        *seen = spec
-            .visible(query)
-            .saturating_sub(keys.start)
-            .min(keys.len());
-    }
-    seen
-}
-
-/// A row-major f32 matrix.
-pub fn dense(ptr: *const f32, ld: usize) -> Operand<'static> {
-    Operand {
-        ptr: ptr.cast(),
-        dtype: DType::F32,
-        round_to: None,
-        row_stride: ld as isize,
-        col_stride: 1,
-        offsets: &[0],
-    }
-}
-
-/// `C (+)= A B` in f32.
-///
-/// # Safety
-/// The matrices have these sizes, C its own memory.
-pub unsafe fn product(
-    level: Level,
-    m: usize,
-    n: usize,
-    k: usize,
-    a: Operand<'_>,
-    b: Operand<'_>,
-    c: *mut f32,
-    ld: usize,
-    add: bool,
-) {
-    let out = Dense {
-        ptr: c.cast(),
-        dtype: DType::F32,
-        row_stride: ld,
-        batch_stride: 0,
-    };
-    Product::<f32> {
-        level,
-        batch: 1,
-        m,
-        n,
-        k,
-        a: &a,
-        b: &b,
-        out: &out,
-        add,
-    }
-    .run();
 }

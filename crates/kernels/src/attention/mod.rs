@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod panels;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ mod tests;
 use crate::gemm::{Elements, Operand};
 use crate::simd::simd_level;
 use bimetal_dtype::DType;
+use std::ops::Range;
 
 /// Gives the factors of probabilities: 0 where one is dropped, otherwise `1 / (1 - rate)`.
 ///
@@ -119,9 +121,33 @@ impl HeadsMut {
     }
 }
 
-/// Queries and keys of a block: its scores fit the L2 cache.
+/// Queries and keys of a block. Factors are packed for a block.
 const QUERIES: usize = if cfg!(test) { 24 } else { 128 };
 const KEYS: usize = if cfg!(test) { 40 } else { 256 };
+/// Queries whose scores are held at a time: they fit the L1 cache beside a panel of a factor.
+const PART: usize = if cfg!(test) { 10 } else { 42 };
+
+/// Queries of a part of a block of `queries`: equal parts.
+fn part(queries: usize) -> usize {
+    queries.div_ceil(queries.div_ceil(PART).max(1)).max(1)
+}
+
+/// Values from one row of scores to the next, for at most `keys` keys: whole vectors, and never a multiple of 1 KiB.
+fn row_stride(keys: usize) -> usize {
+    keys.min(KEYS).next_multiple_of(rows::LANES) + 16
+}
+
+/// Keys of a block that each query of a block sees; never fewer than the query before.
+fn visible(spec: &Attention<'_>, queries: Range<usize>, keys: &Range<usize>) -> [usize; QUERIES] {
+    let mut seen = [0; QUERIES];
+    for (seen, query) in seen.iter_mut().zip(queries) {
+        *seen = spec
+            .visible(query)
+            .saturating_sub(keys.start)
+            .min(keys.len());
+    }
+    seen
+}
 
 impl Attention<'_> {
     /// Keys that a query sees.
@@ -180,7 +206,7 @@ pub unsafe fn attention_grad(
 }
 
 /// The key mask of some keys as what is added to their scores: 0 or minus infinity.
-fn bias(spec: &Attention<'_>, batch: usize, keys: std::ops::Range<usize>, out: &mut [f32]) -> bool {
+fn bias(spec: &Attention<'_>, batch: usize, keys: Range<usize>, out: &mut [f32]) -> bool {
     let Some(mask) = spec.key_mask else {
         return false;
     };

@@ -3,8 +3,8 @@
 use crate::gemm::{Isa, by_level};
 use crate::simd::exp_neg;
 
-/// Values that are reduced side by side.
-const LANES: usize = 32;
+/// Values that are reduced side by side. Rows of scores have room for whole lanes.
+pub const LANES: usize = 32;
 
 /// Scores of a block, `[rows, cols]`.
 #[derive(Clone, Copy)]
@@ -30,14 +30,13 @@ pub struct Running<'a> {
     pub d: usize,
 }
 
-/// Calls `f` with chunks of `LANES` values and then with the rest; lanes become vectors.
+/// The lanes of the last chunk of `seen` values; the others hold what no key has written.
 #[inline(always)]
-fn chunks(values: &mut [f32], mut f: impl FnMut(&mut [f32])) {
-    let (full, rest) = values.as_chunks_mut::<LANES>();
-    for chunk in full {
-        f(chunk);
+fn hide_rest(last: &mut [f32; LANES], seen: usize) {
+    let rest = seen.wrapping_sub(1) % LANES;
+    for (i, value) in last.iter_mut().enumerate() {
+        *value = if i <= rest { *value } else { f32::NEG_INFINITY };
     }
-    f(rest);
 }
 
 /// Combines lanes as a balanced tree.
@@ -77,28 +76,37 @@ unsafe fn softmax_body<I: Isa>(block: &Block<'_>, running: &mut Running<'_>) {
     for (row, &seen) in block.seen.iter().enumerate() {
         // SAFETY: row `row` of the block.
         let scores =
-            unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * block.ld), block.cols) };
-        let (scores, unseen) = scores.split_at_mut(seen);
-        unseen.fill(0.0);
+            unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * block.ld), block.ld) };
+        let (all, unseen) = scores.split_at_mut(seen.next_multiple_of(LANES));
+        // What the product with the values reads of keys that this row does not see.
+        unseen[..block.cols.saturating_sub(all.len())].fill(0.0);
+        hide(&mut all[..seen], block.bias);
+        let (scores, _) = all.as_chunks_mut::<LANES>();
         let mut tops = [f32::NEG_INFINITY; LANES];
-        hide(scores, block.bias);
-        chunks(scores, |chunk| {
-            for (score, top) in chunk.iter_mut().zip(&mut tops) {
+        for chunk in scores.iter_mut() {
+            for score in chunk.iter_mut() {
                 *score *= block.scale;
+            }
+        }
+        if let Some(last) = scores.last_mut() {
+            hide_rest(last, seen);
+        }
+        for chunk in scores.iter() {
+            for (score, top) in chunk.iter().zip(&mut tops) {
                 *top = larger(*score, *top);
             }
-        });
+        }
         let old = running.top[row];
         let top = larger(fold(tops, larger), old);
         // No key seen so far: any finite value will do.
         let shift = if top == f32::NEG_INFINITY { 0.0 } else { top };
         let mut sums = [0.0; LANES];
-        chunks(scores, |chunk| {
+        for chunk in scores.iter_mut() {
             for (score, sum) in chunk.iter_mut().zip(&mut sums) {
                 *score = exp_neg::<I::Simd>(*score - shift);
                 *sum += *score;
             }
-        });
+        }
         let sum = fold(sums, |a, b| a + b);
         let factor = match old == f32::NEG_INFINITY {
             true => 0.0,
@@ -156,8 +164,8 @@ unsafe fn softmax_grad_body<I: Isa>(
         let (scores, grads) = unsafe {
             let at = row * block.ld;
             (
-                std::slice::from_raw_parts_mut(block.scores.add(at), block.cols),
-                std::slice::from_raw_parts_mut(grads.add(at), block.cols),
+                std::slice::from_raw_parts_mut(block.scores.add(at), block.ld),
+                std::slice::from_raw_parts_mut(grads.add(at), block.ld),
             )
         };
         // A query that sees no key has no probabilities.
@@ -166,48 +174,47 @@ unsafe fn softmax_grad_body<I: Isa>(
         } else {
             seen
         };
-        scores[seen..].fill(0.0);
-        grads[seen..].fill(0.0);
         let (lse, dot, scale) = (lse[row], dot[row], block.scale);
-        let grads = &mut grads[..seen];
-        let scores = &mut scores[..seen];
-        hide(scores, block.bias);
+        hide(&mut scores[..seen], block.bias);
+        let width = seen.next_multiple_of(LANES);
+        let (s, _) = scores[..width].as_chunks_mut::<LANES>();
+        let (g, _) = grads[..width].as_chunks_mut::<LANES>();
         match factors {
             None => {
-                for (s, g) in scores.iter_mut().zip(grads) {
-                    let p = exp_neg::<I::Simd>(*s * scale - lse);
-                    *g = p * (*g - dot) * scale;
-                    *s = p;
+                for (s, g) in s.iter_mut().zip(g) {
+                    for (s, g) in s.iter_mut().zip(g) {
+                        let p = exp_neg::<I::Simd>(*s * scale - lse);
+                        *g = p * (*g - dot) * scale;
+                        *s = p;
+                    }
                 }
             }
             Some(factors) => {
-                let factors = &factors[row * block.ld..][..seen];
-                for ((s, g), f) in scores.iter_mut().zip(grads).zip(factors) {
-                    let p = exp_neg::<I::Simd>(*s * scale - lse);
-                    *g = p * (*f * *g - dot) * scale;
-                    *s = f * p;
+                let (f, _) = factors[row * block.ld..][..width].as_chunks::<LANES>();
+                for ((s, g), f) in s.iter_mut().zip(g).zip(f) {
+                    for ((s, g), f) in s.iter_mut().zip(g).zip(f) {
+                        let p = exp_neg::<I::Simd>(*s * scale - lse);
+                        *g = p * (*f * *g - dot) * scale;
+                        *s = f * p;
+                    }
                 }
             }
         }
+        // The lanes behind the last key, and keys that other rows see.
+        let end = width.max(block.cols);
+        scores[seen..end].fill(0.0);
+        grads[seen..end].fill(0.0);
     }
 }
 
-by_level!(
-    /// `out[i] = sum over j of a[i, j] * b[i, j]`, rows of `d`.
-    pub fn dots(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) = dots_body
-);
-
+/// The sum over products.
 #[inline(always)]
-#[allow(clippy::extra_unused_type_parameters)] // by_level! names the set; the compiler vectorises for it
-unsafe fn dots_body<I: Isa>(a: &[f32], b: &[f32], d: usize, out: &mut [f32]) {
-    for (row, out) in out.iter_mut().enumerate() {
-        let (a, b) = (&a[row * d..][..d], &b[row * d..][..d]);
-        let mut sums = [0.0; LANES];
-        for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
-            for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-                *sum += a * b;
-            }
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
         }
-        *out = fold(sums, |a, b| a + b);
     }
+    fold(sums, |a, b| a + b)
 }

@@ -23,7 +23,7 @@ pub use factors::Tile;
 pub use factors::{Layout, PackA, PackB, Sink};
 #[allow(unused_imports)]
 pub use isa::{Isa, by_level};
-pub use micro::Real;
+pub use micro::{Family, Real};
 pub use operand::Operand;
 pub use output::{AnySink, store_rows};
 pub use output::{Dense, Output};

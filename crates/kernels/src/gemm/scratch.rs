@@ -72,6 +72,14 @@ impl Scratch {
         Scratch { ptr, bytes }
     }
 
+    /// Memory for `len` f32 values, all 0.
+    pub fn zeros(len: usize) -> Scratch {
+        let scratch = Scratch::take::<f32>(len);
+        // SAFETY: it has room for these; zero bits are the number 0.
+        unsafe { std::ptr::write_bytes(scratch.ptr::<f32>(), 0, len) };
+        scratch
+    }
+
     /// The start of the block.
     pub fn ptr<T>(&self) -> *mut T {
         self.ptr.as_ptr().cast()

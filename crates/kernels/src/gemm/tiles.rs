@@ -47,6 +47,8 @@ const DIRECT_PANELS: usize = 8;
 const DIRECT_ROWS: usize = 3;
 /// Steps of k that one task packs where whole rows are read.
 const PACK_KS: usize = 64;
+/// Rows of B that are packed side by side there.
+const PACK_ROWS: usize = 16;
 
 /// Where a factor is read from.
 #[derive(Clone, Copy)]
@@ -87,7 +89,8 @@ impl<T: Real> Product<'_, T> {
             return;
         }
         let family = T::family(self.level);
-        let grid = Grid::new(&family, self.m, self.n, self.k);
+        let direct = self.out.direct(0, 0, 0).is_some();
+        let grid = Grid::new(&family, self.m, self.n, self.k, direct);
         let work = (self.m * self.n).saturating_mul(self.k);
         let tiles = self.m.div_ceil(grid.rows) * self.n.div_ceil(grid.cols);
         if work >= ALONE && tiles >= MANY || self.batch == 1 && work >= SERIAL {
@@ -123,6 +126,10 @@ impl<T: Real> Product<'_, T> {
     }
 
     fn a_pays_direct(&self, grid: &Grid, stride: usize) -> bool {
+        if self.a.layout() == Layout::RowMajor && stride <= T::KC {
+            // A panel is one short stretch of memory, or nearly.
+            return true;
+        }
         // Rows a multiple of 1 KiB apart meet in a few sets of the L1 cache.
         let aliased = (stride * size_of::<T>()).is_multiple_of(1024);
         self.n.div_ceil(grid.nr) <= if aliased { 1 } else { DIRECT_PANELS }
@@ -133,9 +140,10 @@ impl<T: Real> Product<'_, T> {
         let (a, b) = self.sources(grid);
         let private = |source| matches!(source, Source::Private);
         // Also what one tile reads of each long row: that would touch a page for a few values.
-        let wide = self.n > grid.cols;
-        let share_a = private(a) && wide;
-        let share_b = private(b) && (self.m > grid.rows || wide && self.b.rows_together());
+        let (tall, wide) = (self.m > grid.rows, self.n > grid.cols);
+        let k_major = self.a.layout() == Layout::KMajor;
+        let share_a = private(a) && (wide || tall && k_major);
+        let share_b = private(b) && (tall || wide && self.b.rows_together());
         let mut steps = grid.chunk;
         if !share_a && !share_b {
             steps = (self.m, self.n, self.k.max(1));
@@ -211,15 +219,23 @@ impl<T: Real> Product<'_, T> {
                 true => (0..cols.len().div_ceil(grid.nr), some_ks(t)),
                 false => (t..t + 1, ks.clone()),
             };
-            for p in panels {
-                let first = cols.start + p * grid.nr;
-                let cols = first..(first + grid.nr).min(cols.end);
-                let offset = p * panel_b + (ks.start - chunk.ks.start) * grid.nr;
-                // SAFETY: the ranges lie in the matrix, and each task has its own part of the copy.
-                unsafe {
-                    let dst = dst.at(offset);
-                    self.b
-                        .pack(self.level, batch, ks.clone(), cols, grid.nr, dst);
+            // Few rows at a time, each read to its end: memory is fetched ahead along them.
+            let step = match panels.len() {
+                1 => ks.len().max(1),
+                _ => PACK_ROWS,
+            };
+            for k in ks.clone().step_by(step) {
+                let ks = k..(k + step).min(ks.end);
+                for p in panels.clone() {
+                    let first = cols.start + p * grid.nr;
+                    let cols = first..(first + grid.nr).min(cols.end);
+                    let offset = p * panel_b + (ks.start - chunk.ks.start) * grid.nr;
+                    // SAFETY: the ranges lie in the matrix, and each task has its own part of the copy.
+                    unsafe {
+                        let dst = dst.at(offset);
+                        self.b
+                            .pack(self.level, batch, ks.clone(), cols, grid.nr, dst);
+                    }
                 }
             }
         };

@@ -131,6 +131,11 @@ pub enum Composite {
 }
 
 impl Composite {
+    /// Whether it is attention or its gradient, whose first three operands or results need not be dense.
+    pub(crate) fn is_attention(&self) -> bool {
+        matches!(self, Composite::Attention(_) | Composite::AttentionGrad(_))
+    }
+
     /// The operation's name.
     pub fn name(&self) -> &'static str {
         use Composite::*;

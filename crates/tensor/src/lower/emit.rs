@@ -2,9 +2,10 @@
 use super::fuse::{Fusion, Group, NONE};
 use super::ir::{INode, Ir, Src};
 use super::program::Builder;
+use super::view::View;
 use crate::eval::trace::{FastMap, Val};
 use crate::graph::{Composite, Op, RandomKey};
-use crate::plan::{Access, BufId, Dense, Fused, Kernel, MatOperand, register};
+use crate::plan::{Access, BufId, Dense, Fused, Kernel, MatOperand, Meta, Strided, register};
 use crate::{DType, Error, Result, Shape, Strides};
 use std::cell::RefCell;
 
@@ -71,6 +72,66 @@ impl<'a> Emitter<'a> {
             shape: m.shape,
             dtype: m.dtype,
         }
+    }
+
+    fn strided(&self, s: Src) -> Strided {
+        let base = self.ir().base(s);
+        Strided {
+            access: Access {
+                buf: self.buf(s),
+                offset: base.view.offset,
+                strides: base.view.strides,
+                dtype: self.ir().dtype(s.val),
+            },
+            shape: s.view.shape,
+        }
+    }
+
+    fn strided_out(&self, node: u32, out: u32) -> Strided {
+        let Meta { shape, dtype } = self.ir().nodes[node as usize].outs[out as usize];
+        let (buf, view) = match self.placed(Val { node, out }) {
+            Some((concat, view)) => (self.out_buf(concat, 0), view),
+            None => (self.out_buf(node, out), View::dense(shape)),
+        };
+        Strided {
+            access: Access {
+                buf,
+                offset: view.offset,
+                strides: view.strides,
+                dtype,
+            },
+            shape,
+        }
+    }
+
+    /// The concatenation that alone wants a gradient of attention, and where in its result the gradient lies: it is computed there.
+    fn placed(&self, v: Val) -> Option<(u32, View)> {
+        let (ir, fusion) = (self.ir(), self.fusion);
+        let producer = &ir.nodes[v.node as usize];
+        let Op::Composite(Composite::AttentionGrad(_)) = producer.op else {
+            return None;
+        };
+        let users = |c: &&u32| ir.nodes[**c as usize].inputs.iter().any(|s| s.val == v);
+        let mut users = fusion.consumers[v.node as usize].iter().filter(users);
+        let (&user, None) = (users.next()?, users.next()) else {
+            return None;
+        };
+        let node = &ir.nodes[user as usize];
+        let Op::Concat { axis } = node.op else {
+            return None;
+        };
+        let (axis, shape) = (axis as usize, producer.outs[v.out as usize].shape);
+        let place = node.inputs.iter().position(|s| s.val == v)?;
+        let s = node.inputs[place];
+        let alone = node.inputs.iter().filter(|s| s.val == v).count() == 1;
+        let whole = s.view.is_dense() && s.view.shape.numel() == shape.numel();
+        if fusion.requested[v.node as usize] || !alone || !whole {
+            return None;
+        }
+        let before = node.inputs[..place].iter().map(|s| s.view.shape[axis]);
+        let part = View::dense(node.shape()).slice(axis, before.sum(), 1, s.view.shape);
+        let view = part.reshape(shape).filter(View::has_rows)?;
+        Some((user, view))
     }
 
     /// Whether anybody outside of the node's kernel reads this output.
@@ -362,7 +423,9 @@ impl<'a> Emitter<'a> {
         let out = self.dense_out(root, 0);
         let mut start = 0;
         for s in &node.inputs {
-            self.store_slice(group, root, *s, axis, start, &out)?;
+            if self.placed(s.val).is_none() {
+                self.store_slice(group, root, *s, axis, start, &out)?;
+            }
             start += s.view.shape[axis];
         }
         Ok(())
@@ -497,8 +560,10 @@ impl<'a> Emitter<'a> {
             Op::Composite(c) => Kernel::Composite {
                 composite: *c,
                 random: random_of(c),
-                inputs: (0..node.inputs.len()).map(input).collect(),
-                outputs: (0..node.outs.len() as u32).map(optional).collect(),
+                inputs: node.inputs.iter().map(|s| self.strided(*s)).collect(),
+                outputs: (0..node.outs.len() as u32)
+                    .map(|i| self.wanted(root, i).then(|| self.strided_out(root, i)))
+                    .collect(),
             },
             Op::Custom(c) => Kernel::Custom {
                 custom: c.clone(),

@@ -235,7 +235,11 @@ impl Ir {
                     })
                     .collect();
                 if self.device.backend().native(c, &metas) {
-                    let inputs = inputs.into_iter().map(|s| self.dense(s, at)).collect();
+                    let apart = |i: usize, s: &Src| i < 3 && c.is_attention() && s.view.has_rows();
+                    let inputs = inputs.into_iter().enumerate();
+                    let inputs = inputs
+                        .map(|(i, s)| if apart(i, &s) { s } else { self.dense(s, at) })
+                        .collect();
                     let id = self.merge(op.clone(), inputs, outs, at);
                     self.srcs(id)
                 } else {

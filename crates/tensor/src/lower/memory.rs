@@ -110,8 +110,8 @@ pub(crate) fn touched(k: &Kernel) -> (Vec<BufId>, Vec<BufId>) {
         Kernel::Composite {
             inputs, outputs, ..
         } => {
-            r.extend(inputs.iter().map(|d| d.buf));
-            w.extend(outputs.iter().flatten().map(|d| d.buf));
+            r.extend(inputs.iter().map(|d| d.access.buf));
+            w.extend(outputs.iter().flatten().map(|d| d.access.buf));
         }
         Kernel::Custom {
             inputs, outputs, ..

@@ -192,7 +192,7 @@ fn in_place(k: &Kernel, out: BufId, old: Option<BufId>, reads: &[BufId]) -> bool
             let each = 2 + rule.moments();
             let place = outputs
                 .iter()
-                .position(|o| o.as_ref().is_some_and(|d| d.buf == out));
+                .position(|o| o.as_ref().is_some_and(|d| d.access.buf == out));
             let Some(place) = place else {
                 return false;
             };
@@ -201,7 +201,7 @@ fn in_place(k: &Kernel, out: BufId, old: Option<BufId>, reads: &[BufId]) -> bool
             inputs
                 .iter()
                 .enumerate()
-                .all(|(i, d)| d.buf != old || i == mine)
+                .all(|(i, d)| d.access.buf != old || i == mine)
         }
         _ => false,
     }

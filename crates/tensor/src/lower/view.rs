@@ -29,6 +29,12 @@ impl View {
                 || (0..self.shape.rank()).all(|i| self.shape[i] == 1 || self.strides[i] == want[i]))
     }
 
+    /// Whether the elements of the last axis lie together, and all others behind the first.
+    pub fn has_rows(&self) -> bool {
+        let rank = self.shape.rank();
+        rank > 0 && self.strides[rank - 1] == 1 && (0..rank).all(|i| self.strides[i] >= 0)
+    }
+
     pub fn permute(&self, axes: &Axes, shape: Shape) -> View {
         let s: Vec<isize> = (0..shape.rank())
             .map(|i| self.strides[axes.map[i] as usize])

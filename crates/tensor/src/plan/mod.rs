@@ -72,6 +72,15 @@ pub struct Dense {
     pub dtype: DType,
 }
 
+/// An operand whose elements may lie apart.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strided {
+    /// Where the elements lie: strides over the axes of the shape.
+    pub access: Access,
+    /// The shape.
+    pub shape: Shape,
+}
+
 /// A step of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -310,16 +319,17 @@ pub enum Kernel {
         output: Dense,
     },
     /// A composite that the backend said it runs natively. An output may share its buffer with the input it replaces
-    /// (`OptimUpdate`).
+    /// (`OptimUpdate`). All operands are dense, but those of attention: queries, keys, values and their gradients may lie apart,
+    /// with their last axis together.
     Composite {
         /// The operation.
         composite: Composite,
         /// First of three scalar-table entries of its random key, if it draws.
         random: Option<u32>,
         /// The inputs.
-        inputs: Vec<Dense>,
+        inputs: Vec<Strided>,
         /// The outputs; `None` where nobody asks.
-        outputs: Vec<Option<Dense>>,
+        outputs: Vec<Option<Strided>>,
     },
     /// An operation of a user's crate that runs on the host.
     Custom {

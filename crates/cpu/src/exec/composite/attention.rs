@@ -61,6 +61,19 @@ impl Attend {
                     .all(|(d, n)| d.as_ref().is_none_or(|d| d.numel == n)),
             "sizes of an attention do not match",
         )?;
+        // Queries, keys and values, and what has their shapes: rows of d elements that may lie apart. The rest is dense.
+        let rows = |o: &Operand| {
+            o.shape.rank() == 4 && o.strides[3] == 1 && o.strides.iter().all(|s| *s >= 0)
+        };
+        let dense = |o: &Operand| o.offset == 0 && o.strides == o.shape.strides();
+        let loose = if grad { 3 } else { 0 };
+        cx.check(
+            x[..3].iter().all(rows)
+                && x[3..].iter().all(dense)
+                && y[..loose].iter().flatten().all(rows)
+                && y[loose..].iter().flatten().all(dense),
+            "operands of an attention lie apart where they must not",
+        )?;
         let q = [b, tq, h, d];
         Ok(Attend {
             spec,
@@ -75,16 +88,11 @@ impl Attend {
 
     fn heads(&self, cx: &Cx<'_>, i: usize) -> Heads {
         let d = &self.x[i];
-        let [batch, head, time] = self.strides(if matches!(i, 1 | 2) {
-            self.tk
-        } else {
-            self.q[1]
-        });
         Heads {
-            ptr: cx.ptr(d.buf),
+            ptr: d.start(cx),
             dtype: d.dtype,
             round_to: None,
-            strides: [batch as isize, head as isize, time as isize],
+            strides: [d.strides[0], d.strides[2], d.strides[1]],
         }
     }
 
@@ -96,14 +104,14 @@ impl Attend {
 
     /// Result `i` in `[b, t, h, d]`, or `spare` if nobody asks for it.
     fn result(&self, cx: &Cx<'_>, i: usize, t: usize, spare: &mut Option<Scratch>) -> HeadsMut {
-        let strides = self.strides(t);
         match &self.y[i] {
             Some(d) => HeadsMut {
-                ptr: cx.ptr(d.buf),
+                ptr: d.start(cx),
                 dtype: d.dtype,
-                strides,
+                strides: [0, 2, 1].map(|axis| d.strides[axis] as usize),
             },
             None => {
+                let strides = self.strides(t);
                 let dtype = self.x[i].dtype;
                 let bytes = self.q[0] * strides[0] * dtype.size();
                 HeadsMut {

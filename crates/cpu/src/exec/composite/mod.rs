@@ -7,7 +7,7 @@ mod stats;
 
 use super::cx::{Compile, Kernel, Operand};
 use bimetal_tensor::graph::Composite;
-use bimetal_tensor::plan::{Dense, Meta};
+use bimetal_tensor::plan::{Meta, Strided};
 use bimetal_tensor::{DType, Result};
 
 /// Whether the composite has a kernel for operands like these.
@@ -58,25 +58,34 @@ fn rows(inputs: &[Meta]) -> bool {
 pub(super) fn compile(
     composite: &Composite,
     random: Option<u32>,
-    inputs: &[Dense],
-    outputs: &[Option<Dense>],
+    inputs: &[Strided],
+    outputs: &[Option<Strided>],
     cx: &Compile<'_>,
 ) -> Result<Box<dyn Kernel>> {
     let x = inputs
         .iter()
-        .map(|d| cx.dense(d))
+        .map(|d| cx.strided(d))
         .collect::<Result<Vec<Operand>>>()?;
     let y = outputs
         .iter()
-        .map(|d| d.as_ref().map(|d| cx.dense(d)).transpose())
+        .map(|d| d.as_ref().map(|d| cx.strided(d)).transpose())
         .collect::<Result<Vec<Option<Operand>>>>()?;
     let metas: Vec<Meta> = inputs
         .iter()
         .map(|d| Meta {
             shape: d.shape,
-            dtype: d.dtype,
+            dtype: d.access.dtype,
         })
         .collect();
+    let attention = matches!(
+        composite,
+        Composite::Attention(_) | Composite::AttentionGrad(_)
+    );
+    let mut operands = inputs.iter().chain(outputs.iter().flatten());
+    cx.check(
+        attention || operands.all(|d| d.access.is_dense(&d.shape)),
+        "an operand of a composite is not dense",
+    )?;
     Ok(match *composite {
         Composite::OptimUpdate {
             rule,

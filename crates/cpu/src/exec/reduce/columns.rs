@@ -81,16 +81,14 @@ impl Reduce {
                 lanes.fill(T::identity(self.op));
                 let rows = par::piece(len, CHUNK, part);
                 if let Some(view) = self.prologue.bare_load() {
-                    for row in rows.clone() {
-                        let at = view.offset + (outer * len + row) * inner + cols.start;
-                        let row = row - rows.start;
-                        // SAFETY: a part of a row of the operand, whose elements are of type `T`.
-                        let v = unsafe {
-                            let ptr = view.at(cx.ptr(view.buf), at as isize);
-                            std::slice::from_raw_parts(ptr.cast_const().cast::<T>(), cols.len())
-                        };
-                        fold::lane_rows(self.op, &mut lanes, cols.len(), row, v);
-                    }
+                    let at = view.offset + (outer * len + rows.start) * inner + cols.start;
+                    let all = (rows.len() - 1) * inner + cols.len();
+                    // SAFETY: these rows of the operand up to the last column wanted; its elements are of type `T`.
+                    let v = unsafe {
+                        let ptr = view.at(cx.ptr(view.buf), at as isize);
+                        std::slice::from_raw_parts(ptr.cast_const().cast::<T>(), all)
+                    };
+                    fold::lane_rows(self.op, &mut lanes, cols.len(), 0, v, inner);
                     self.keep(c, &mut lanes, &cols, [part, outer], &out);
                     continue;
                 }
@@ -104,7 +102,8 @@ impl Reduce {
                         let v = frame.value(&b, Arg::NONE, 0);
                         fold::values::<T>(v, b.len(), &mut spare)
                     };
-                    fold::lane_rows(self.op, &mut lanes, cols.len(), row - rows.start, v);
+                    let width = cols.len();
+                    fold::lane_rows(self.op, &mut lanes, width, row - rows.start, v, width);
                 }
                 self.keep(c, &mut lanes, &cols, [part, outer], &out);
             }

@@ -22,8 +22,15 @@ pub(crate) trait Fold: Copy + Send + Sync + 'static {
         run_plain(op, v)
     }
     /// [`lane_rows`] likewise.
-    fn lane_rows(op: ReduceOp, lanes: &mut [Self], width: usize, first: usize, v: &[Self]) {
-        lane_rows_plain(op, lanes, width, first, v);
+    fn lane_rows(
+        op: ReduceOp,
+        lanes: &mut [Self],
+        width: usize,
+        first: usize,
+        v: &[Self],
+        pitch: usize,
+    ) {
+        lane_rows_plain(op, lanes, width, first, v, pitch);
     }
 }
 
@@ -62,13 +69,22 @@ macro_rules! float {
             fn run(op: ReduceOp, v: &[$t]) -> $t {
                 pick!(simd_level(), fn(op: ReduceOp, v: &[$t]) -> $t { run_plain(op, v) })(op, v)
             }
-            fn lane_rows(op: ReduceOp, lanes: &mut [$t], width: usize, first: usize, v: &[$t]) {
+            fn lane_rows(
+                op: ReduceOp,
+                lanes: &mut [$t],
+                width: usize,
+                first: usize,
+                v: &[$t],
+                pitch: usize,
+            ) {
                 pick!(
                     simd_level(),
-                    fn(op: ReduceOp, lanes: &mut [$t], width: usize, first: usize, v: &[$t]) {
-                        lane_rows_plain(op, lanes, width, first, v)
+                    fn(
+                        op: ReduceOp, lanes: &mut [$t], width: usize, first: usize, v: &[$t], pitch: usize,
+                    ) {
+                        lane_rows_plain(op, lanes, width, first, v, pitch)
                     }
-                )(op, lanes, width, first, v)
+                )(op, lanes, width, first, v, pitch)
             }
         }
     };
@@ -234,16 +250,33 @@ pub(crate) fn run<T: Fold>(op: ReduceOp, v: &[T]) -> T {
 
 /// `acc[c] = op(acc[c], v[r][c])` for every row `r` in order.
 pub(crate) fn rows<T: Fold>(op: ReduceOp, acc: &mut [T], v: &[T]) {
-    lane_rows(op, acc, acc.len(), 0, v);
+    lane_rows(op, acc, acc.len(), 0, v, acc.len());
 }
 
 #[inline(always)]
-fn lane_rows_plain<T: Fold>(op: ReduceOp, lanes: &mut [T], width: usize, first: usize, v: &[T]) {
+fn lane_rows_plain<T: Fold>(
+    op: ReduceOp,
+    lanes: &mut [T],
+    width: usize,
+    first: usize,
+    v: &[T],
+    pitch: usize,
+) {
     #[inline(always)]
-    fn go<T: Fold>(lanes: &mut [T], width: usize, first: usize, v: &[T], f: impl Fn(T, T) -> T) {
+    fn go<T: Fold>(
+        lanes: &mut [T],
+        width: usize,
+        first: usize,
+        v: &[T],
+        pitch: usize,
+        f: impl Fn(T, T) -> T,
+    ) {
         let count = lanes.len() / width;
         let mut lane = first % count;
-        for row in v.chunks_exact(width) {
+        for row in v.chunks(pitch) {
+            let Some(row) = row.get(..width) else {
+                return;
+            };
             for (a, x) in lanes[lane * width..][..width].iter_mut().zip(row) {
                 *a = f(*a, *x);
             }
@@ -251,14 +284,14 @@ fn lane_rows_plain<T: Fold>(op: ReduceOp, lanes: &mut [T], width: usize, first: 
         }
     }
     match op {
-        ReduceOp::Sum | ReduceOp::Mean => go(lanes, width, first, v, T::sum),
-        ReduceOp::Prod => go(lanes, width, first, v, T::product),
-        ReduceOp::Max => go(lanes, width, first, v, T::largest),
-        ReduceOp::Min => go(lanes, width, first, v, T::smallest),
+        ReduceOp::Sum | ReduceOp::Mean => go(lanes, width, first, v, pitch, T::sum),
+        ReduceOp::Prod => go(lanes, width, first, v, pitch, T::product),
+        ReduceOp::Max => go(lanes, width, first, v, pitch, T::largest),
+        ReduceOp::Min => go(lanes, width, first, v, pitch, T::smallest),
     }
 }
 
-/// Rows of `width` values into `lanes`, row number `first + r` into lane `(first + r) % LANES`: column by column what [`run`]
+/// Rows of `width` values, `pitch` apart, into `lanes`, row number `first + r` into lane `(first + r) % LANES`: column by column what [`run`]
 /// does with its values.
 #[inline]
 pub(crate) fn lane_rows<T: Fold>(
@@ -267,9 +300,10 @@ pub(crate) fn lane_rows<T: Fold>(
     width: usize,
     first: usize,
     v: &[T],
+    pitch: usize,
 ) {
     if width > 0 {
-        T::lane_rows(op, lanes, width, first, v);
+        T::lane_rows(op, lanes, width, first, v, pitch);
     }
 }
 

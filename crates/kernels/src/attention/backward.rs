@@ -191,7 +191,7 @@ impl Task<'_> {
             let seers = |keys: Range<usize>, _: Range<usize>| {
                 seen.partition_point(|n| *n <= keys.start)..count
             };
-            let (q, dy) = (q.from_row(first), dy.from_row(first));
+            let (q, dy) = (q.rows_from(first), dy.rows_from(first));
             let turned = |ptr: *mut f32| Left {
                 ptr,
                 stride: ld,

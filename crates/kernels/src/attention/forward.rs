@@ -93,7 +93,7 @@ unsafe fn block(
             };
             // SAFETY: the matrices have these sizes, and the processor the level.
             unsafe {
-                let q = q.left.from_row(start);
+                let q = q.left.rows_from(start);
                 multiply(
                     &family,
                     count,

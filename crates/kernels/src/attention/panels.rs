@@ -52,7 +52,7 @@ impl Left {
     }
 
     /// The rows from `row` on.
-    pub fn from_row(self, row: usize) -> Left {
+    pub fn rows_from(self, row: usize) -> Left {
         Left {
             ptr: self.at(row, 0),
             ..self

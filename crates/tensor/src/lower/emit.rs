@@ -75,12 +75,16 @@ impl<'a> Emitter<'a> {
     }
 
     fn strided(&self, s: Src) -> Strided {
-        let base = self.ir().base(s);
+        let mut view = self.ir().base(s).view;
+        if view.is_dense() {
+            // Whatever the strides of axes with one element.
+            view = View::dense(view.shape);
+        }
         Strided {
             access: Access {
                 buf: self.buf(s),
-                offset: base.view.offset,
-                strides: base.view.strides,
+                offset: view.offset,
+                strides: view.strides,
                 dtype: self.ir().dtype(s.val),
             },
             shape: s.view.shape,

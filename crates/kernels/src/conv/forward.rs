@@ -1,11 +1,14 @@
 //! `y = conv(x, w)`: filters times windows, `[filters, taps] * [taps, positions]`, positions through
 //! all images so that small planes do not leave panels half empty.
 
+use super::band::{Band, band_rows};
 use super::columns::{ByImage, Columns};
+use super::direct::{Direct, together};
 use super::stage::{Layout, stage};
 use super::weights::Weights;
 use super::{Conv2d, View4};
 use crate::gemm::{Level, Product, Real, Sink};
+use crate::par;
 
 /// # Safety
 /// As [`conv2d`](super::conv2d).
@@ -51,6 +54,68 @@ pub unsafe fn run<T: Real>(level: Level, conv: &Conv2d, x: &View4, w: &View4, in
         }
         .run();
     }
+}
+
+/// The same with windows that are read where they lie; whether that pays and was done.
+///
+/// # Safety
+/// As [`conv2d`](super::conv2d).
+pub unsafe fn direct(
+    level: Level,
+    conv: &Conv2d,
+    x: &View4,
+    w: &View4,
+    inner: &dyn Sink<f32>,
+) -> bool {
+    let [rows, cols] = conv.output();
+    let (channels, filters, taps) = conv.group();
+    let layout = staging(conv);
+    let row_step = conv.stride[0] * layout.row();
+    let k = channels * taps;
+    if rows == 0 || !Direct::pays(level, filters, k, cols, row_step) {
+        return false;
+    }
+    let reach = (conv.kernel[0] - 1) * conv.dilation[0] + 1;
+    let band = band_rows(rows, conv.channels * row_step);
+    let staged_rows = (band - 1) * conv.stride[0] + reach;
+    let weights = Weights::copy::<f32>(level, conv, w);
+    let plane = staged_rows * layout.row();
+    let offsets = window(conv, &layout, [0, plane, layout.row()]);
+    let group_step = channels * plane;
+    // SAFETY: the copy holds all weights.
+    let direct = unsafe {
+        let weights = weights.ptr();
+        Direct::new(
+            level,
+            conv.groups,
+            filters,
+            weights,
+            offsets,
+            group_step,
+            cols,
+            row_step,
+        )
+    };
+    let Some(direct) = direct else {
+        return false;
+    };
+    let bands = rows.div_ceil(band);
+    let units = conv.batch * bands;
+    let together = together(conv.filters * k * band * cols);
+    par::for_each(par::pieces(units, together), |t| {
+        let staged = Band::new(&layout, staged_rows);
+        for unit in par::piece(units, together, t) {
+            let (image, first) = (unit / bands, unit % bands * band);
+            let end = (first + band).min(rows);
+            let padded = first * conv.stride[0]..(end - 1) * conv.stride[0] + reach;
+            // SAFETY: the caller's contract; the windows of these rows lie in the band.
+            unsafe {
+                staged.fill(level, x, image, &layout, padded);
+                direct.run(staged.ptr(), end - first, inner, image, first * cols);
+            }
+        }
+    });
+    true
 }
 
 /// How x is staged.

@@ -5,7 +5,9 @@
 //! `y + p` (and of `x + p`): for one remainder the same u and v serve all positions, and i moves by one
 //! from one position to the next. Each part is then a convolution of dy with stride 1.
 
+use super::band::{Band, band_rows};
 use super::columns::{ByImage, Columns};
+use super::direct::{Direct, together};
 use super::stage::{Layout, Staged, stage};
 use super::weights::Weights;
 use super::{Conv2d, View4};
@@ -44,8 +46,8 @@ fn staging(conv: &Conv2d) -> Layout {
     let padding = std::array::from_fn(|a| {
         let reach = (conv.kernel[a] - 1) * conv.dilation[a];
         let before = reach / conv.stride[a];
-        let last = (conv.input[a] + conv.padding[a][0]) / conv.stride[a] + 1;
-        [before, last.saturating_sub(output[a])]
+        let most = (conv.input[a] + conv.padding[a][0]).saturating_sub(1) / conv.stride[a];
+        [before, (most + 1).saturating_sub(output[a])]
     });
     Layout {
         channels: conv.filters,
@@ -133,6 +135,192 @@ pub unsafe fn run<T: Real>(
     }
 }
 
+/// One remainder, ready.
+struct Part {
+    direct: Direct,
+    first: [usize; 2],
+    len: [usize; 2],
+}
+
+/// The same with windows that are read where they lie; whether that pays and was done.
+///
+/// # Safety
+/// As [`conv2d_input_grad`](super::conv2d_input_grad).
+pub unsafe fn direct(
+    level: Level,
+    conv: &Conv2d,
+    dy: &View4,
+    w: &View4,
+    inner: &dyn Sink<f32>,
+) -> bool {
+    let (channels, filters, _) = conv.group();
+    let (layout, [height, width]) = (staging(conv), conv.input);
+    let plane = height * width;
+    let whole = conv.stride == [1, 1];
+    if plane == 0 || conv.output().contains(&0) {
+        return false;
+    }
+    let padded = layout.plane() / layout.row();
+    if !whole && conv.filters * layout.plane() > MOST_STAGED {
+        return false;
+    }
+    let mut axes = Vec::new();
+    for rh in 0..conv.stride[0] {
+        for rw in 0..conv.stride[1] {
+            let y = Axis::new(conv, 0, rh, layout.padding[0][0]);
+            let x = Axis::new(conv, 1, rw, layout.padding[1][0]);
+            axes.push((y, x));
+        }
+    }
+    // Positions without a tap stay zero.
+    axes.retain(|(y, x)| y.len * x.len * y.taps.len() * x.taps.len() > 0);
+    let pays = |(y, x): &(Axis, Axis)| {
+        let k = filters * y.taps.len() * x.taps.len();
+        Direct::pays(level, channels, k, x.len, layout.row())
+    };
+    if axes.is_empty() || !axes.iter().all(pays) {
+        return false;
+    }
+    // Rows of dy that those of a band reach, of which it has one remainder if it is not whole.
+    let span = |(y, _): &(Axis, Axis)| {
+        let all = y.taps.iter().map(|(_, i)| *i);
+        (all.clone().min().unwrap_or(0), all.max().unwrap_or(0))
+    };
+    let (low, high) = match whole {
+        true => span(&axes[0]),
+        false => (0, 0),
+    };
+    let band = match whole {
+        true => band_rows(height, conv.filters * layout.row()),
+        false => height,
+    };
+    let staged_rows = match whole {
+        true => band + high - low,
+        false => padded,
+    };
+    let weights = Weights::copy::<f32>(level, conv, w);
+    let mut parts = Vec::new();
+    for (y, x) in &axes {
+        let copy = reordered::<f32>(conv, weights.ptr(), y, x);
+        let strides = [staged_rows * layout.row(), layout.row()];
+        let offsets = taps(filters, strides, low, y, x);
+        // SAFETY: the copy holds all weights.
+        let direct = unsafe {
+            Direct::new(
+                level,
+                conv.groups,
+                channels,
+                copy.ptr(),
+                offsets,
+                filters * strides[0],
+                x.len,
+                layout.row(),
+            )
+        };
+        let Some(direct) = direct else {
+            return false;
+        };
+        parts.push(Part {
+            direct,
+            first: [y.first, x.first],
+            len: [y.len, x.len],
+        });
+    }
+    let bands = height.div_ceil(band);
+    let units = conv.batch * bands;
+    let (_, _, window) = conv.group();
+    let work = conv.channels * filters * window * band * width;
+    let together = together(work / (conv.stride[0] * conv.stride[1]));
+    par::for_each(par::pieces(units, together), |t| {
+        let staged = Band::new(&layout, staged_rows);
+        for unit in par::piece(units, together, t) {
+            let (image, first) = (unit / bands, unit % bands * band);
+            let end = (first + band).min(height);
+            // SAFETY: the caller's contract; the windows of these rows lie in the band.
+            unsafe {
+                if whole {
+                    let rows = first + low..end + high;
+                    staged.fill(level, dy, image, &layout, rows);
+                    let out = &parts[0].direct;
+                    out.run(staged.ptr(), end - first, inner, image, first * width);
+                } else {
+                    staged.fill(level, dy, image, &layout, 0..padded);
+                    strided(level, conv, &parts, staged.ptr(), image, inner);
+                }
+            }
+        }
+    });
+    true
+}
+
+/// Values of an image of dy that are staged for all remainders.
+const MOST_STAGED: usize = 1 << 18;
+
+/// All remainders of an image.
+///
+/// # Safety
+/// The windows of the parts are readable.
+unsafe fn strided(
+    level: Level,
+    conv: &Conv2d,
+    parts: &[Part],
+    staged: *const f32,
+    image: usize,
+    inner: &dyn Sink<f32>,
+) {
+    let plane = conv.input[0] * conv.input[1];
+    let len = conv.channels * plane;
+    let direct = inner.direct(image, 0, 0).filter(|(_, ld)| *ld == plane);
+    let own = direct.is_none().then(|| Scratch::take::<f32>(len));
+    let dx = match (direct, &own) {
+        (Some((dx, _)), _) => dx,
+        (None, Some(own)) => own.ptr(),
+        (None, None) => return,
+    };
+    // SAFETY: the image has that many values, which no other task writes.
+    let data = unsafe { std::slice::from_raw_parts_mut(dx, len) };
+    if parts.len() < conv.stride[0] * conv.stride[1] {
+        data.fill(0.0);
+    }
+    for part in parts {
+        let every = EveryNth {
+            dx: Dst(dx),
+            first: part.first,
+            len: part.len,
+            stride: conv.stride,
+            size: conv.input,
+            channels: conv.channels,
+            group_channels: 0,
+        };
+        // SAFETY: the caller's contract.
+        unsafe { part.direct.run(staged, part.len[0], &every, 0, 0) };
+    }
+    if direct.is_none() {
+        let tile = Tile {
+            batch: image,
+            row: 0,
+            rows: conv.channels,
+            col: 0,
+            cols: plane,
+            data,
+            ld: plane,
+        };
+        inner.store(level, tile);
+    }
+}
+
+/// Offsets of the values of a window of dy, from row `low` on; `strides` of channels and rows.
+fn taps(filters: usize, strides: [usize; 2], low: usize, y: &Axis, x: &Axis) -> Vec<usize> {
+    let mut taps = Vec::new();
+    for o in 0..filters {
+        for (_, i) in &y.taps {
+            let row = o * strides[0] + (i - low) * strides[1];
+            taps.extend(x.taps.iter().map(|(_, j)| row + j));
+        }
+    }
+    taps
+}
+
 /// The windows of dy at the positions of one remainder.
 fn columns<'a, T>(
     conv: &Conv2d,
@@ -143,17 +331,11 @@ fn columns<'a, T>(
 ) -> Columns<'a, T> {
     let (_, filters, _) = conv.group();
     let [_, plane, row] = staged.strides;
-    let mut taps = Vec::new();
-    for o in 0..filters {
-        for (_, i) in &y.taps {
-            taps.extend(x.taps.iter().map(|(_, j)| o * plane + i * row + j));
-        }
-    }
     Columns {
         staged,
         row_step: row,
         grid: [y.len, x.len],
-        taps,
+        taps: taps(filters, [plane, row], 0, y, x),
         group_channels: filters,
         images,
         parts: 1,

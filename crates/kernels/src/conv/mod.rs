@@ -1,9 +1,13 @@
 //! Two-dimensional convolution and its two gradients, as matrix products whose packing gathers
 //! from the images.
 
+mod band;
 mod columns;
+mod direct;
+mod direct_grad;
 mod forward;
 mod input_grad;
+mod micro;
 mod stage;
 #[cfg(test)]
 mod tests;
@@ -123,7 +127,11 @@ unsafe fn conv2d_at(level: Level, conv: &Conv2d, x: View4, w: View4, out: Output
     // SAFETY: the caller's contract.
     unsafe {
         match out.sink(wide) {
-            AnySink::F32(out) => forward::run::<f32>(level, conv, &x, &w, &*out),
+            AnySink::F32(out) => {
+                if !forward::direct(level, conv, &x, &w, &*out) {
+                    forward::run::<f32>(level, conv, &x, &w, &*out);
+                }
+            }
             AnySink::F64(out) => forward::run::<f64>(level, conv, &x, &w, &*out),
         }
     }
@@ -143,7 +151,11 @@ unsafe fn conv2d_input_grad_at(level: Level, conv: &Conv2d, dy: View4, w: View4,
     // SAFETY: the caller's contract.
     unsafe {
         match out.sink(wide) {
-            AnySink::F32(out) => input_grad::run::<f32>(level, conv, &dy, &w, &*out),
+            AnySink::F32(out) => {
+                if !input_grad::direct(level, conv, &dy, &w, &*out) {
+                    input_grad::run::<f32>(level, conv, &dy, &w, &*out);
+                }
+            }
             AnySink::F64(out) => input_grad::run::<f64>(level, conv, &dy, &w, &*out),
         }
     }
@@ -165,6 +177,9 @@ unsafe fn conv2d_weight_grad_at(level: Level, conv: &Conv2d, x: View4, dy: View4
     // SAFETY: the caller's contract.
     unsafe {
         match out.sink(wide) {
+            AnySink::F32(out) if direct_grad::pays(level, conv) => {
+                direct_grad::run(level, conv, &x, &dy, &*out);
+            }
             AnySink::F32(out) => weight_grad::run::<f32>(level, conv, &x, &dy, &*out),
             AnySink::F64(out) => weight_grad::run::<f64>(level, conv, &x, &dy, &*out),
         }

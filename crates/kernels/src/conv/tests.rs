@@ -252,20 +252,26 @@ fn within_the_rounding_bound_on_real_layers() {
         layer(16, 32, 32, 3, 2, 1, 1),
         layer(32, 64, 16, 1, 2, 0, 1),
         layer(40, 40, 14, 3, 1, 1, 40),
+        // Rows of whole and half vectors, and such that are read through.
+        layer(3, 16, 32, 3, 1, 1, 1),
+        layer(5, 9, 16, 5, 1, 2, 1),
+        layer(24, 40, 8, 3, 1, 1, 2),
+        layer(20, 17, 9, 1, 1, 0, 1),
     ];
-    for conv in layers {
+    let levels = Level::available().iter().copied();
+    for (level, conv) in levels.flat_map(|level| layers.map(|conv| (level, conv))) {
         for pass in PASSES {
             let [sa, sb, so] = pass.shapes(&conv);
             let mut a = Tensor::random(&mut rng, sa, DType::F32, Rng::normal);
             let b = Tensor::random(&mut rng, sb, DType::F16, Rng::normal);
             a.round_to = Some(DType::BF16);
-            let out = pass.run(simd_level(), &conv, &a, &b, DType::F32);
+            let out = pass.run(level, &conv, &a, &b, DType::F32);
             let want = pass.reference(&conv, &a, &b);
             for (i, (want, size)) in want.into_iter().enumerate() {
                 let error = (out.get(i) - want).abs();
                 assert!(
                     error <= 3e-6 * size.max(1e-3),
-                    "{pass:?} {conv:?} {so:?} [{i}]: {error}"
+                    "{level:?} {pass:?} {conv:?} {so:?} [{i}]: {error}"
                 );
             }
         }

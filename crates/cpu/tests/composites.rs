@@ -40,6 +40,31 @@ fn agree(c: Composite, x: &[&Tensor], scale: f64, steps: f64) {
 }
 
 #[test]
+fn batch_normalisation() {
+    let d = cpu();
+    let eps = 1e-5;
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for shape in [&[4, 3, 8, 8][..], &[2, 5, 1500], &[3, 2, 7, 7]] {
+            let c = shape[1];
+            let x = tensor(shape, 1, dtype, &d) * 4.0;
+            let dy = tensor(shape, 2, dtype, &d);
+            let (gamma, beta) = (tensor(&[c], 3, DType::F32, &d), tensor(&[c], 4, dtype, &d));
+            let norm = Composite::BatchNorm { eps: Attr(eps) };
+            agree(norm, &[&x, &gamma, &beta], 4.0, 4.0);
+            let stats = Tensor::composite(norm, &[&x, &gamma, &beta]);
+            let (mean, rstd) = (stats.output(1), stats.output(2));
+            let scale = (shape.iter().product::<usize>() / c) as f64;
+            agree(
+                Composite::BatchNormGrad,
+                &[&x, &gamma, &mean, &rstd, &dy],
+                scale.sqrt(),
+                8.0,
+            );
+        }
+    }
+}
+
+#[test]
 fn rows() {
     let d = cpu();
     for dtype in [DType::F32, DType::F16, DType::BF16] {

@@ -7,6 +7,7 @@
 //! The functions are for backends: they change whenever a backend needs them to.
 #![allow(unsafe_code)]
 pub mod attention;
+pub mod batch_norm;
 pub mod conv;
 pub mod gemm;
 pub mod par;

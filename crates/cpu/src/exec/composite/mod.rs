@@ -1,5 +1,6 @@
 //! Composites with kernels of their own; the others are decomposed by the scheduler.
 mod attention;
+mod batch_norm;
 mod exponents;
 mod optim;
 mod rows;
@@ -9,6 +10,8 @@ use super::cx::{Compile, Kernel, Operand};
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::plan::{Meta, Strided};
 use bimetal_tensor::{DType, Result};
+
+const NO_KERNEL: &str = "a composite has no kernel for operands like these";
 
 /// Whether the composite has a kernel for operands like these.
 pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
@@ -27,6 +30,7 @@ pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
         | Composite::LogSoftmaxGrad
         | Composite::LayerNorm { .. }
         | Composite::LayerNormGrad => rows(inputs),
+        Composite::BatchNorm { .. } | Composite::BatchNormGrad => batch_norm::native(inputs),
         Composite::CrossEntropy { .. } => rows(&inputs[..1]),
         Composite::CrossEntropyGrad { .. } => {
             rows(&inputs[..1]) && inputs[2..].iter().all(|m| m.dtype == DType::F32)
@@ -105,11 +109,16 @@ pub(super) fn compile(
         Composite::AttentionGrad(spec) => {
             Box::new(attention::Attend::new(spec, true, random, x, y, cx)?)
         }
+        Composite::BatchNorm { eps } => {
+            cx.check(native(composite, &metas), NO_KERNEL)?;
+            Box::new(batch_norm::BatchNorm::new(Some(eps.0), x, y, cx)?)
+        }
+        Composite::BatchNormGrad => {
+            cx.check(native(composite, &metas), NO_KERNEL)?;
+            Box::new(batch_norm::BatchNorm::new(None, x, y, cx)?)
+        }
         composite => {
-            cx.check(
-                native(&composite, &metas),
-                "a composite has no kernel for operands like these",
-            )?;
+            cx.check(native(&composite, &metas), NO_KERNEL)?;
             Box::new(rows::RowKernel::new(composite, x, y, cx)?)
         }
     })

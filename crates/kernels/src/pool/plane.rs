@@ -154,6 +154,10 @@ unsafe fn max_body<I: Isa, T: Real>(
     if oh * ow == 0 {
         return;
     }
+    if halves(pool) {
+        // SAFETY: the caller's contract.
+        return unsafe { max_of_four::<I, T>(pool, dtype, x, values, indices) };
+    }
     let [[top, _], [left, _]] = pool.padding;
     let lowest = T::from_f64(f64::NEG_INFINITY);
     // SAFETY: planes of these sizes.
@@ -196,6 +200,81 @@ unsafe fn max_body<I: Isa, T: Real>(
     }
 }
 
+/// Whether windows are the squares of four that halve an image.
+fn halves(pool: &Pool2d) -> bool {
+    pool.kernel == [2; 2] && pool.stride == [2; 2] && pool.padding == [[0; 2]; 2]
+}
+
+/// Outputs of a vector of every instruction set.
+const LANES: usize = 16;
+
+/// The maximum where [`halves`], all four elements of a window at once.
+///
+/// # Safety
+/// Planes of the sizes of `pool`, which has outputs.
+#[inline(always)]
+unsafe fn max_of_four<I: Isa, T: Real>(
+    pool: &Pool2d,
+    dtype: DType,
+    x: *const u8,
+    values: *mut u8,
+    indices: *mut i32,
+) {
+    let ([oh, ow], [height, width]) = (pool.output(), pool.input);
+    let len = height * width;
+    // SAFETY: every row is copied where a vector of it would end behind the plane.
+    unsafe {
+        let own = (dtype != T::DTYPE).then(|| load::<I, T>(x, dtype, len));
+        let plane = own.as_ref().map_or(x.cast::<T>(), |own| own.ptr());
+        for y in 0..oh {
+            for j in (0..ow).step_by(LANES) {
+                let n = LANES.min(ow - j);
+                let first = 2 * (y * width + j);
+                let (mut a, mut b) = ([T::default(); 2 * LANES], [T::default(); 2 * LANES]);
+                if first + width + 2 * LANES <= len {
+                    a = plane.add(first).cast::<[T; 2 * LANES]>().read_unaligned();
+                    b = plane
+                        .add(first + width)
+                        .cast::<[T; 2 * LANES]>()
+                        .read_unaligned();
+                } else {
+                    std::ptr::copy_nonoverlapping(plane.add(first), a.as_mut_ptr(), 2 * n);
+                    std::ptr::copy_nonoverlapping(plane.add(first + width), b.as_mut_ptr(), 2 * n);
+                }
+                let (mut best, mut at) = ([T::default(); LANES], [0i32; LANES]);
+                for l in 0..LANES {
+                    let here = (first + 2 * l) as i32;
+                    let (mut value, mut index) = (a[2 * l], here);
+                    for (other, step) in [
+                        (a[2 * l + 1], 1),
+                        (b[2 * l], width as i32),
+                        (b[2 * l + 1], width as i32 + 1),
+                    ] {
+                        // As in `compete`.
+                        let better = ((other > value) | other.nan()) & !value.nan();
+                        value = if better { other } else { value };
+                        index = if better {
+                            here.wrapping_add(step)
+                        } else {
+                            index
+                        };
+                    }
+                    best[l] = value;
+                    at[l] = index;
+                }
+                if !values.is_null() {
+                    let to = values.add((y * ow + j) * dtype.size());
+                    T::store::<I>(best.as_ptr(), n, to, dtype);
+                }
+                if !indices.is_null() {
+                    // Bits are copied whatever they stand for.
+                    I::copy_run(at.as_ptr().cast(), n, indices.add(y * ow + j).cast());
+                }
+            }
+        }
+    }
+}
+
 by_level!(
     pub fn max_grad<T: Real>(pool: &Pool2d, dtype: DType, indices: *const i32, dy: *const u8, dx: *mut u8) = max_grad_body
 );
@@ -209,18 +288,25 @@ unsafe fn max_grad_body<I: Isa, T: Real>(
     dx: *mut u8,
 ) {
     let (big, small) = pool.sizes();
-    let sums = zeros::<T>(big);
     // SAFETY: planes of these sizes; every index is checked.
     unsafe {
-        let gradient = load::<I, T>(dy, dtype, small);
+        // The accumulator type is summed where it goes.
+        let plain = dtype == T::DTYPE;
+        let sums = (!plain).then(|| Scratch::take::<T>(big));
+        let gradient = (!plain).then(|| load::<I, T>(dy, dtype, small));
+        let gradient = gradient.as_ref().map_or(dy.cast::<T>(), |g| g.ptr());
+        let sum = sums.as_ref().map_or(dx.cast::<T>(), |sums| sums.ptr());
+        std::slice::from_raw_parts_mut(sum, big).fill(T::default());
         for i in 0..small {
             let at = *indices.add(i) as usize;
             if at < big {
-                let sum = sums.ptr::<T>().add(at);
-                *sum = (*sum).plus(*gradient.ptr::<T>().add(i));
+                let sum = sum.add(at);
+                *sum = (*sum).plus(*gradient.add(i));
             }
         }
-        T::store::<I>(sums.ptr(), big, dx, dtype);
+        if !plain {
+            T::store::<I>(sum, big, dx, dtype);
+        }
     }
 }
 

@@ -53,7 +53,11 @@ fn maxima_their_indices_and_gradients() {
     let mut rng = Rng(21);
     for &level in Level::available() {
         for trial in 0..60 {
-            let pool = random_pool(&mut rng);
+            let mut pool = random_pool(&mut rng);
+            if trial % 3 == 0 {
+                // The windows that halve an image have a path of their own.
+                (pool.kernel, pool.stride, pool.padding) = ([2; 2], [2; 2], [[0; 2]; 2]);
+            }
             let (big, small) = pool.sizes();
             let dtype = FLOATS[trial % 4];
             // Few different values, so that there are ties; sometimes NaN and infinities.

@@ -136,7 +136,7 @@ fn describe(step: &Step, plan: &Plan) -> String {
             format!("{} with {}", input.shape, grad.shape)
         }
         Kernel::Composite { inputs, .. } => inputs.first().map_or(String::new(), |i| {
-            format!("{} {}, {} inputs", i.dtype, i.shape, inputs.len())
+            format!("{} {}, {} inputs", i.access.dtype, i.shape, inputs.len())
         }),
         _ => String::new(),
     };

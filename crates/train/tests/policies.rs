@@ -128,6 +128,7 @@ fn policies_are_compared_with_the_noise_of_seeds() {
         (&[], &[0], 5, "no policies"),
         (&["float32"], &[], 5, "0 seeds"),
         (&["float32"], &[0], 0, "0 steps"),
+        (&["float32"], &[3, 1, 3], 5, "seed 3 was given twice"),
     ] {
         let e = compare_policies(common::device, policies, seeds, steps, build);
         let text = e.unwrap_err().to_string();
@@ -183,4 +184,54 @@ fn the_layer_that_needs_float32_is_found() {
         .unwrap_err()
         .to_string();
     assert!(text.contains("4 runs are fewer than the 6"), "{text}");
+}
+
+#[test]
+fn a_search_that_cannot_work_is_an_error_before_anything_is_trained() {
+    let usual = SearchBudget::default;
+    let wrong = [
+        (
+            SearchBudget { runs: 0, ..usual() },
+            "0 runs are fewer than the 6",
+        ),
+        (
+            SearchBudget { runs: 5, ..usual() },
+            "5 runs are fewer than the 6",
+        ),
+        (
+            SearchBudget {
+                steps: 0,
+                ..usual()
+            },
+            "0 steps",
+        ),
+        (
+            SearchBudget {
+                seeds: vec![1, 1],
+                ..usual()
+            },
+            "seed 1 was given twice",
+        ),
+        (
+            SearchBudget {
+                deviations: f64::NAN,
+                ..usual()
+            },
+            "deviations is NaN",
+        ),
+        (
+            SearchBudget {
+                tolerance: -1.0,
+                ..usual()
+            },
+            "tolerance is -1",
+        ),
+    ];
+    for (budget, part) in wrong {
+        let build = |_: &ParamStore| -> Result<Setup> { panic!("{budget:?} was tried") };
+        let text = search_policy(common::device, &budget, build)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains(part), "{text}");
+    }
 }

@@ -94,7 +94,7 @@ pub fn search_policy(
     budget: &SearchBudget,
     build: impl Fn(&ParamStore) -> Result<Setup>,
 ) -> Result<PolicySearch> {
-    check(&budget.seeds, budget.steps)?;
+    budget.check()?;
     let mut search = Search {
         device: &device,
         build: &build,
@@ -105,13 +105,7 @@ pub fn search_policy(
         baseline: Vec::new(),
     };
     search.baseline()?;
-    let Some((all_low, candidates)) = search.all_low()? else {
-        return Err(Error::invalid(format!(
-            "{} runs are fewer than the {} that float32 and the low policy need",
-            budget.runs,
-            2 * budget.seeds.len()
-        )));
-    };
+    let (all_low, candidates) = search.all_low()?;
     let (wide, finished) = match all_low {
         true => (Some(Vec::new()), true),
         false => search.shrink(&candidates)?,
@@ -131,6 +125,30 @@ pub fn search_policy(
         trials: search.trials,
         finished,
     })
+}
+
+impl SearchBudget {
+    /// What cannot work is an error before anything is trained.
+    fn check(&self) -> Result<()> {
+        check(&self.seeds, self.steps)?;
+        let needed = 2 * self.seeds.len();
+        if self.runs < needed {
+            return Err(Error::invalid(format!(
+                "{} runs are fewer than the {needed} that float32 and the low policy need",
+                self.runs
+            )));
+        }
+        let noise = [
+            ("deviations", self.deviations),
+            ("tolerance", self.tolerance),
+        ];
+        match noise.iter().find(|(_, v)| !(v.is_finite() && *v >= 0.0)) {
+            None => Ok(()),
+            Some((name, v)) => Err(Error::invalid(format!(
+                "{name} is {v}; expected a number that is 0 or more"
+            ))),
+        }
+    }
 }
 
 fn with_float32(default: Policy, layers: &[String]) -> PolicyMap {
@@ -153,7 +171,7 @@ struct Search<'a> {
 impl Search<'_> {
     fn baseline(&mut self) -> Result<()> {
         for seed in &self.budget.seeds {
-            self.left = self.left.saturating_sub(1);
+            self.left -= 1;
             let map = PolicyMap::new(Policy::float32());
             let (store, setup) = prepare(&(self.device)(), &map, *seed, self.build)?;
             let (run, ..) = run(&store, setup, self.budget.steps);
@@ -172,12 +190,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The trial of no layer in float32, and the candidates; `None` if there are no runs left for it.
-    fn all_low(&mut self) -> Result<Option<(bool, Vec<String>)>> {
-        let n = self.budget.seeds.len();
-        if self.left < n {
-            return Ok(None);
-        }
+    /// The trial of no layer in float32, and the candidates.
+    fn all_low(&mut self) -> Result<(bool, Vec<String>)> {
         let mut ranks: Vec<(String, [f64; 4])> = Vec::new();
         let mut results = Vec::new();
         for seed in &self.budget.seeds {
@@ -203,10 +217,7 @@ impl Search<'_> {
         }
         ranks.sort_by(|(_, a), (_, b)| b.partial_cmp(a).unwrap_or(std::cmp::Ordering::Equal));
         let within = self.judge(Vec::new(), results);
-        Ok(Some((
-            within,
-            ranks.into_iter().map(|(path, _)| path).collect(),
-        )))
+        Ok((within, ranks.into_iter().map(|(path, _)| path).collect()))
     }
 
     fn judge(&mut self, float32_layers: Vec<String>, results: Vec<Option<f64>>) -> bool {

@@ -145,12 +145,22 @@ pub(super) fn policy(text: &str) -> Result<PolicyMap> {
     text.parse().map_err(|e| Error::invalid(format!("{e}")))
 }
 
-/// Nothing to train is a mistake.
+/// Nothing to train is a mistake, and so is a seed that comes twice.
 pub(super) fn check(seeds: &[u64], steps: u64) -> Result<()> {
     if seeds.is_empty() || steps == 0 {
         return Err(Error::invalid(format!(
             "{} seeds and {steps} steps were given; expected at least one of each",
             seeds.len()
+        )));
+    }
+    // Runs that are the same twice would pass for proof that seeds make no difference.
+    let twice = seeds
+        .iter()
+        .enumerate()
+        .find(|(i, s)| seeds[..*i].contains(s));
+    if let Some((_, seed)) = twice {
+        return Err(Error::invalid(format!(
+            "seed {seed} was given twice; expected different ones, because their spread is what policies are measured against"
         )));
     }
     Ok(())

@@ -104,6 +104,20 @@ fn all(d: DType, w: DType) -> Vec<(Composite, Vec<Tensor>)> {
             LstmCellGrad,
             vec![x(&[2, 12]), f(&[2, 3]), f(&[2, 3]), x(&[2, 3]), f(&[2, 3])],
         ),
+        (
+            Lstm,
+            vec![x(&[2, 5, 12]), x(&[12, 3]), x(&[2, 3]), f(&[2, 3])],
+        ),
+        (
+            LstmGrad,
+            vec![
+                x(&[2, 5, 12]),
+                x(&[12, 3]),
+                f(&[2, 2, 3]),
+                x(&[2, 5, 3]),
+                f(&[2, 3]),
+            ],
+        ),
         (GradStats, vec![x(&[2]), f(&[0, 3]), x(&[])]),
         (ExponentHistogram { to: DType::F16 }, vec![x(&[2, 3])]),
         (ExponentHistogram { to: DType::BF16 }, vec![f(&[0, 3])]),

@@ -10,6 +10,7 @@ pub mod attention;
 pub mod batch_norm;
 pub mod conv;
 pub mod gemm;
+pub mod lstm;
 pub mod par;
 pub mod pool;
 pub mod rows;

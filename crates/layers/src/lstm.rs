@@ -1,6 +1,7 @@
 //! Long short-term memory.
 use crate::dropout::{check_rate, drop_elements};
 use crate::{Ctx, Init, Layer, Param, Scope, Site, wide};
+use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::{Error, Result, Tensor};
 
 /// Layers of long short-term memory (Hochreiter and Schmidhuber 1997): `[batch, time, inputs]` to `[batch, time, hidden]`. Matrix products in the compute dtype, gates and cell
@@ -145,16 +146,15 @@ impl Lstm {
             if let Some([a, b]) = &layer.biases {
                 gates = gates + (a.read() + b.read()).cast(self.site.policy().compute_dtype());
             }
-            let recurrent = layer.hidden.compute().t();
-            let (mut h, mut c) = (state.h.index(0, k), state.c.index(0, k));
-            let mut outputs = Vec::with_capacity(time);
-            for t in 0..time {
-                (h, c) = (gates.index(1, t) + self.site.matmul(&h, &recurrent)).lstm_cell(&c);
-                outputs.push(h.clone());
-            }
-            x = Tensor::stack(&outputs.iter().collect::<Vec<_>>(), 1);
-            hs.push(h);
+            let weight = layer.hidden.compute();
+            let (h, c) = (state.h.index(0, k), state.c.index(0, k));
+            let (y, c) = match self.site.matmul_precision() {
+                MatmulPrecision::Exact => gates.lstm(&weight, &h, &c),
+                _ => self.steps(&gates, &weight.t(), h, c, time),
+            };
+            hs.push(y.index(1, time - 1));
             cs.push(c);
+            x = y;
         }
         let stack = |all: &[Tensor]| Tensor::stack(&all.iter().collect::<Vec<_>>(), 0);
         let state = LstmState {
@@ -162,6 +162,23 @@ impl Lstm {
             c: stack(&cs),
         };
         Ok((self.site.output(&x), state))
+    }
+
+    /// The sequence step by step, for products in a precision of the layer's own: outputs and the last cell state.
+    fn steps(
+        &self,
+        gates: &Tensor,
+        weight: &Tensor,
+        mut h: Tensor,
+        mut c: Tensor,
+        time: usize,
+    ) -> (Tensor, Tensor) {
+        let mut outputs = Vec::with_capacity(time);
+        for t in 0..time {
+            (h, c) = (gates.index(1, t) + self.site.matmul(&h, weight)).lstm_cell(&c);
+            outputs.push(h.clone());
+        }
+        (Tensor::stack(&outputs.iter().collect::<Vec<_>>(), 1), c)
     }
 
     /// The state to start from, in the dtypes used inside.

@@ -702,6 +702,29 @@ pub fn all() -> Vec<Maker> {
         c
     }));
     v.push(Box::new(|g| {
+        let (b, t, h) = (1 + g.below(3), 1 + g.below(6), 1 + g.below(5));
+        let mut c = case(
+            "lstm",
+            vec![
+                float(&[b, t, 4 * h], -2.0, 2.0),
+                float(&[4 * h, h], -0.5, 0.5),
+                float(&[b, h], -1.0, 1.0),
+                Input::Wide {
+                    shape: vec![b, h],
+                    range: (-1.0, 1.0),
+                },
+            ],
+            |x| {
+                let (y, c) = x[0].lstm(&x[1], &x[2], &x[3]);
+                vec![y, c]
+            },
+        );
+        // Gates are rounded at each of six steps.
+        c.scale = 8.0;
+        c.ulps = 4.0;
+        c
+    }));
+    v.push(Box::new(|g| {
         let s = g.shape(2, 40);
         let mut c = case(
             "grad_stats",

@@ -1,10 +1,10 @@
 //! Composites and operations of users' crates: a gradient operation where there is one, else the derivative of the decomposition.
-use super::{Grads, Node, none};
+use super::{Grads, Node, none, reshape_to};
 use crate::contribution::Contribution;
 use crate::engine;
 use crate::walk::{Var, var};
 use bimetal_tensor::graph::{Composite, CustomHandle, decompose};
-use bimetal_tensor::{Error, Result, Tensor};
+use bimetal_tensor::{Error, Result, Shape, Tensor};
 use std::collections::HashSet;
 
 pub(super) fn composite(n: &Node<'_>, c: &Composite) -> Result<Grads> {
@@ -12,6 +12,9 @@ pub(super) fn composite(n: &Node<'_>, c: &Composite) -> Result<Grads> {
     let out = |i: usize| n.t.output(i);
     // Statistics beside the result have gradients of their own only in second derivatives.
     let only_first = n.cots.iter().skip(1).all(Option::is_none);
+    if matches!(c, Composite::Lstm) && n.cots[2..].iter().all(Option::is_none) {
+        return lstm(n);
+    }
     let native = match (c, &n.cots[0]) {
         (Composite::Softmax, Some(dy)) => Some((Composite::SoftmaxGrad, vec![out(0), dy.clone()])),
         (Composite::LogSoftmax, Some(dy)) => {
@@ -61,6 +64,36 @@ pub(super) fn composite(n: &Node<'_>, c: &Composite) -> Result<Grads> {
         }
         None => through(n, &decompose(c, x)),
     }
+}
+
+/// The gradient of a sequence; that of the recurrent weights is one product over all steps.
+fn lstm(n: &Node<'_>) -> Result<Grads> {
+    let x = n.t.inputs();
+    let out = |i: usize| n.t.output(i);
+    let cot = |i: usize| n.cots[i].clone().unwrap_or_else(|| out(i).zeros_like());
+    let inputs = [out(2), x[1].clone(), out(3), cot(0), cot(1)];
+    let t = Tensor::composite(Composite::LstmGrad, &inputs.iter().collect::<Vec<_>>());
+    t.check()?;
+    let shape = x[0].shape()?;
+    Ok(n.each(|i| match i {
+        0 => Some(t.output(0)),
+        1 => {
+            // The hidden state before each step.
+            let first = x[2].unsqueeze(1);
+            let before = match shape[1] {
+                1 => first,
+                time => Tensor::concat(&[&first, &out(0).narrow(1, 0, time - 1)], 1),
+            };
+            let flat = |t: &Tensor, cols: usize| {
+                reshape_to(t, Shape::new(&[shape[0] * shape[1], cols]).unwrap_or(shape))
+            };
+            let grad = flat(&t.output(0), shape[2])
+                .t()
+                .matmul(&flat(&before, shape[2] / 4));
+            Some(grad.cast(x[1].dtype()))
+        }
+        i => Some(t.output(i - 1)),
+    }))
 }
 
 pub(super) fn custom(n: &Node<'_>, c: &CustomHandle) -> Result<Grads> {

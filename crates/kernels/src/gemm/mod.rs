@@ -5,7 +5,7 @@ mod factors;
 mod gemv;
 mod grid;
 pub mod isa;
-mod micro;
+pub(crate) mod micro;
 mod operand;
 mod output;
 mod scratch;

@@ -56,6 +56,8 @@ fn build(c: &Composite, x: &[Tensor]) -> Result<Vec<Tensor>> {
         Composite::AttentionGrad(spec) => attention::attention_grad(&spec, x)?,
         Composite::LstmCell => recurrent::lstm_cell(&x[0], &x[1]),
         Composite::LstmCellGrad => recurrent::lstm_cell_grad(x),
+        Composite::Lstm => recurrent::lstm(x)?,
+        Composite::LstmGrad => recurrent::lstm_grad(x)?,
         Composite::GradStats => stats::grad_stats(x)?,
         Composite::ExponentHistogram { to } => exponents::histogram(&x[0], to)?,
         Composite::OptimUpdate {
@@ -90,9 +92,10 @@ fn outputs(c: &Composite, inputs: usize) -> usize {
         | Composite::LayerNormGrad
         | Composite::BatchNormGrad
         | Composite::AttentionGrad(_)
+        | Composite::LstmGrad
         | Composite::GradStats
         | Composite::ExponentHistogram { .. } => 3,
-        Composite::BatchNorm { .. } => 4,
+        Composite::BatchNorm { .. } | Composite::Lstm => 4,
         Composite::CrossEntropy { .. }
         | Composite::Attention(_)
         | Composite::LstmCell

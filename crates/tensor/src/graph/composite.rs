@@ -3,6 +3,9 @@
 use super::{Attr, RandomKey};
 use crate::DType;
 
+/// [`Composite::Lstm`] keeps the cell state of one step in so many; its gradient computes the others again.
+pub const LSTM_KEPT: usize = 4;
+
 /// Dropout inside a composite.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DropoutSpec {
@@ -103,6 +106,12 @@ pub enum Composite {
     LstmCell,
     /// Gradient: gates, c, c', dh, dc' gives dgates, dc.
     LstmCellGrad,
+    /// A whole sequence: gates `[b, t, 4h]` without the recurrent part, recurrent weights `[4h, h]`, h `[b, h]` (gates' dtype) and c `[b, h]`
+    /// f32 give y `[b, t, h]` and the last c; and for the gradient the gates `[b, t, 4h]` before activation and the cell state before every
+    /// [`LSTM_KEPT`]th step, f32 `[b, ceil(t / LSTM_KEPT), h]`.
+    Lstm,
+    /// Gradient: gates before activation, weights, kept cell states, dy, dc of the last c gives dgates, dh, dc of the first.
+    LstmGrad,
     /// All-finite flag (Bool scalar), sum of squares (f32 scalar), number of the first operand that is not finite
     /// (I32, -1 if none) of many tensors.
     GradStats,
@@ -154,6 +163,8 @@ impl Composite {
             AttentionGrad(_) => "attention_grad",
             LstmCell => "lstm_cell",
             LstmCellGrad => "lstm_cell_grad",
+            Lstm => "lstm",
+            LstmGrad => "lstm_grad",
             GradStats => "grad_stats",
             ExponentHistogram { .. } => "exponent_histogram",
             OptimUpdate { .. } => "optim_update",

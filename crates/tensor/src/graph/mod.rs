@@ -7,7 +7,7 @@ mod op;
 pub use crate::decompose::decompose;
 pub use crate::eval::last_read;
 pub use crate::tensor::NodeId;
-pub use composite::{AttentionSpec, Composite, DropoutSpec, OptimRule};
+pub use composite::{AttentionSpec, Composite, DropoutSpec, LSTM_KEPT, OptimRule};
 pub use custom::{CustomHandle, CustomOp, HostView, HostViewMut};
 pub use exponents::{
     EXPONENT_BINS, INFINITE_BIN, LOWEST_EXPONENT, RoundingLimits, bin_exponent, exponent_bin,

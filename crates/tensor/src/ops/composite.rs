@@ -1,6 +1,8 @@
 //! Composite operations: inference of their results, and their builders.
 use super::axis_of;
-use crate::graph::{AttentionSpec, Attr, Composite, CustomHandle, CustomOp, EXPONENT_BINS, Op};
+use crate::graph::{
+    AttentionSpec, Attr, Composite, CustomHandle, CustomOp, EXPONENT_BINS, LSTM_KEPT, Op,
+};
 use crate::plan::Meta;
 use crate::tensor::{Inputs, Outs};
 use crate::{DType, Error, Label, Result, Shape, Tensor};
@@ -150,6 +152,38 @@ pub(crate) fn infer_composite(c: &Composite, x: &[Meta]) -> Result<Vec<Meta>> {
         Composite::LstmCellGrad => {
             arity(5)?;
             vec![x[0], x[1]]
+        }
+        Composite::Lstm | Composite::LstmGrad => {
+            let grad = matches!(c, Composite::LstmGrad);
+            arity(if grad { 5 } else { 4 })?;
+            let (s, w) = (x[0].shape, x[1].shape);
+            if s.rank() != 3 || w.rank() != 2 || s[1] == 0 || s[2] != w[0] || w[0] != 4 * w[1] {
+                return bad("expected gates [b, t, 4h] with t at least 1 and weights [4h, h]");
+            }
+            let [b, t, h] = [s[0], s[1], w[1]];
+            let y = meta(s.with(2, h), x[0].dtype);
+            let one = |dtype| meta(s.without(2).with(1, h), dtype);
+            let (state, cell) = (one(x[0].dtype), one(wide(x[0].dtype)));
+            let kept = meta(
+                s.with(1, t.div_ceil(LSTM_KEPT)).with(2, h),
+                wide(x[0].dtype),
+            );
+            let want: &[Meta] = match grad {
+                false => &[state, cell],
+                true => &[kept, y, cell],
+            };
+            if x[2..].iter().zip(want).any(|(x, w)| x.shape != w.shape) {
+                return bad(&format!(
+                    "the gates are those of a batch of {b}, {t} steps and {h} units; the other operands do not fit"
+                ));
+            }
+            if !x[1].dtype.is_float() || x[2..].iter().zip(want).any(|(x, w)| x.dtype != w.dtype) {
+                return bad_type("hidden states must have the gates' dtype, cell states f32");
+            }
+            match grad {
+                false => vec![y, cell, x[0], kept],
+                true => vec![x[0], state, cell],
+            }
         }
         Composite::GradStats => {
             if x.iter().any(|m| !m.dtype.is_float()) {
@@ -360,6 +394,15 @@ impl Tensor {
     #[track_caller]
     pub fn lstm_cell(&self, c: &Tensor) -> (Tensor, Tensor) {
         let t = Tensor::composite(Composite::LstmCell, &[self, c]);
+        (t.output(0), t.output(1))
+    }
+
+    /// A whole sequence of long short-term memory: what gates get from the inputs `[b, t, 4h]`, recurrent weights `[4h, h]`, h `[b, h]` (gates'
+    /// dtype) and c `[b, h]` (f32) to start from give the hidden states `[b, t, h]` and the last cell state. As [`Tensor::lstm_cell`] on
+    /// `gates(t) + h(t - 1) weight^T` step by step, but the recurrent product adds in f32 before the gates are rounded.
+    #[track_caller]
+    pub fn lstm(&self, weight: &Tensor, h: &Tensor, c: &Tensor) -> (Tensor, Tensor) {
+        let t = Tensor::composite(Composite::Lstm, &[self, weight, h, c]);
         (t.output(0), t.output(1))
     }
 

@@ -2,6 +2,7 @@
 mod attention;
 mod batch_norm;
 mod exponents;
+mod lstm;
 mod optim;
 mod rows;
 mod stats;
@@ -46,6 +47,9 @@ pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
                 .all(|m| m.dtype != DType::F64 && m.shape.numel() > 0)
                 && lse.is_none_or(|m| m.dtype == DType::F32)
         }
+        Composite::Lstm | Composite::LstmGrad => inputs
+            .iter()
+            .all(|m| m.dtype != DType::F64 && m.shape.numel() > 0),
         _ => false,
     }
 }
@@ -116,6 +120,10 @@ pub(super) fn compile(
         Composite::BatchNormGrad => {
             cx.check(native(composite, &metas), NO_KERNEL)?;
             Box::new(batch_norm::BatchNorm::new(None, x, y, cx)?)
+        }
+        Composite::Lstm | Composite::LstmGrad => {
+            let grad = matches!(composite, Composite::LstmGrad);
+            Box::new(lstm::Sequence::new(grad, x, y, cx)?)
         }
         composite => {
             cx.check(native(&composite, &metas), NO_KERNEL)?;

@@ -54,8 +54,8 @@ pub trait Isa: Copy + 'static {
 
     /// Consecutive blocks of Philox from block number `first`.
     #[inline(always)]
-    fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
-        super::philox::blocks(key, ctr_hi, first)
+    fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &mut Blocks) {
+        *out = super::philox::blocks(key, ctr_hi, first);
     }
 }
 
@@ -129,9 +129,9 @@ mod x86 {
             to_f16(x)
         }
         #[inline(always)]
-        fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
+        fn philox(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &mut Blocks) {
             // SAFETY: `Avx512` bodies only run inside wrappers that enable AVX-512F, which detection found.
-            unsafe { crate::simd::philox::blocks_avx512(key, ctr_hi, first) }
+            unsafe { crate::simd::philox::blocks_avx512(key, ctr_hi, first, out) }
         }
     }
 }

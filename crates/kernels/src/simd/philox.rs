@@ -63,10 +63,9 @@ pub fn blocks(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
 /// AVX-512F.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Blocks {
+pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &mut Blocks) {
     use std::arch::x86_64::*;
     const HALVES: usize = 2;
-    let mut out = [[0u32; 4]; LANES];
     // SAFETY: the caller's contract; `out` is 256 bytes, of which each half takes 128.
     unsafe {
         let word = |w: u32| _mm512_set1_epi64(w as i64);
@@ -107,7 +106,6 @@ pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64) -> Bloc
             _mm512_storeu_si512(out.add(1), _mm512_permutex2var_epi64(a, right, b));
         }
     }
-    out
 }
 
 /// Elements of one group of blocks.
@@ -115,8 +113,13 @@ const GROUP: usize = 4 * LANES;
 
 #[inline(always)]
 fn fill<I: Isa>(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {
-    let block = first_element / 4;
+    let mut block = first_element / 4;
     let skip = (first_element % 4) as usize;
+    let mut draw = |words: &mut Blocks| {
+        I::philox(key, ctr_hi, block, words);
+        block = block.wrapping_add(LANES as u64);
+    };
+    let mut words = [[0; 4]; LANES];
     // The first group may begin, the last one end within a block; those between are written in place.
     let head = if skip == 0 {
         0
@@ -125,21 +128,16 @@ fn fill<I: Isa>(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [
     };
     let (head, rest) = out.split_at_mut(head);
     if !head.is_empty() {
-        let words = I::philox(key, ctr_hi, block);
+        draw(&mut words);
         head.copy_from_slice(&words.as_flattened()[skip..skip + head.len()]);
     }
-    let mut block = if head.is_empty() {
-        block
-    } else {
-        block.wrapping_add(LANES as u64)
-    };
-    let (groups, tail) = rest.as_chunks_mut::<GROUP>();
-    for group in groups {
-        group.copy_from_slice(I::philox(key, ctr_hi, block).as_flattened());
-        block = block.wrapping_add(LANES as u64);
+    for group in rest.as_chunks_mut::<4>().0.as_chunks_mut::<LANES>().0 {
+        draw(group);
     }
+    let whole = rest.len() / GROUP * GROUP;
+    let tail = &mut rest[whole..];
     if !tail.is_empty() {
-        let words = I::philox(key, ctr_hi, block);
+        draw(&mut words);
         tail.copy_from_slice(&words.as_flattened()[..tail.len()]);
     }
 }

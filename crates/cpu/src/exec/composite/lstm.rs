@@ -102,7 +102,9 @@ impl Sequence {
                 let ptr = spare.insert(Scratch::take::<f32>(numel)).ptr::<u8>();
                 // SAFETY: the spare has these bytes.
                 unsafe { ptr.write_bytes(0, 4 * numel) };
-                (DType::F32, ptr)
+                // What is rounded on the way is rounded also where nobody asks for it.
+                let cell = matches!((self.grad, i), (false, 1 | 3) | (true, 2));
+                (if cell { DType::F32 } else { self.x[0].dtype }, ptr)
             }
         };
         // SAFETY: a result's buffer is as large and shares memory with nothing else, as checked; so does the spare.

@@ -129,6 +129,8 @@ impl StepHandle {
     /// ([`Grads::check_numerics`](bimetal_precision::Grads::check_numerics)) a step that was skipped is computed again to find the operation, if no step has
     /// been taken since; otherwise the layer is named if the step's plan looked at layers, else the parameter.
     ///
+    /// A step that changed nothing because an earlier one had set its [`Halt`](bimetal_precision::Halt) was skipped, without a culprit of its own.
+    ///
     /// A learning rate that is not finite or is negative is an error; nothing was changed then.
     pub fn outcome(&self) -> Result<StepOutcome> {
         let unmoved = |b: &Blame| {
@@ -148,10 +150,13 @@ impl StepHandle {
     }
 
     fn outcome_with(&self, again: bool) -> Result<StepOutcome> {
-        let [_, finite, _, _, lr, first_bad, ..] = self.read()?;
+        let [_, finite, _, _, lr, first_bad, _, halted] = self.read()?;
         if finite != 0.0 {
             crate::schedule::rate("the schedule's learning rate", lr as f64)?;
-            return Ok(StepOutcome::Applied);
+            return Ok(match halted != 0.0 {
+                true => StepOutcome::Skipped { culprit: None },
+                false => StepOutcome::Applied,
+            });
         }
         let slot = (first_bad >= 0.0)
             .then(|| self.params.get(first_bad as usize))

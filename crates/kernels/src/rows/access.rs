@@ -21,8 +21,12 @@ pub struct RowsMut<'a> {
     store: Store<f32>,
     /// Whether it is so large that it is written around the caches.
     streams: bool,
+    /// Whether the kernel itself does so.
+    direct: bool,
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// From this size on a result has left the caches before anyone reads it.
 const STREAM: usize = 8 << 20;
 /// Bytes of a row that are asked for ahead of time.
@@ -57,7 +61,7 @@ impl<'a> Rows<'a> {
         self.bytes.len() / (self.cols * self.dtype.size())
     }
 
-    /// Columns `part` of row `row`: in place for aligned f32, else through `scratch`, which is as long.
+    /// Columns `part` of row `row`, or of rows from it on: in place for aligned f32, else through `scratch`, which is as long.
     #[inline]
     pub fn part<'s>(&self, row: usize, part: Range<usize>, scratch: &'s mut [f32]) -> &'s [f32]
     where
@@ -74,6 +78,11 @@ impl<'a> Rows<'a> {
         }
         (self.load)(&mut scratch[..len], bytes);
         &scratch[..len]
+    }
+
+    /// Whether [`Rows::part`] needs no scratch.
+    pub fn in_place(&self) -> bool {
+        self.dtype == DType::F32 && self.bytes.as_ptr().cast::<f32>().is_aligned()
     }
 
     /// Asks for row `row`, if there is one, to be brought closer.
@@ -111,7 +120,26 @@ impl<'a> RowsMut<'a> {
             cols,
             store,
             streams,
+            direct: false,
         })
+    }
+
+    /// Whether the result is f32 in whole, aligned lines and is to be written around the caches. The kernel does so itself from now on:
+    /// [`RowsMut::write`] gives it the memory.
+    pub fn take_lines(&mut self) -> bool {
+        const { assert!(LINE.is_multiple_of(size_of::<f32>())) };
+        self.direct = self.streams
+            && self.dtype == DType::F32
+            && self.bytes.as_ptr().addr().is_multiple_of(LINE)
+            && (self.cols * size_of::<f32>()).is_multiple_of(LINE);
+        self.direct
+    }
+
+    /// Whether [`RowsMut::write`] needs no scratch.
+    pub fn in_place(&self) -> bool {
+        self.dtype == DType::F32
+            && (!self.streams || self.direct)
+            && self.bytes.as_ptr().cast::<f32>().is_aligned()
     }
 
     /// The number of rows.
@@ -121,7 +149,8 @@ impl<'a> RowsMut<'a> {
 
     /// Consecutive blocks of `rows` rows, for threads.
     pub fn blocks(&mut self, rows: usize) -> impl IndexedParallelIterator<Item = RowsMut<'_>> {
-        let (dtype, cols, store, streams) = (self.dtype, self.cols, self.store, self.streams);
+        let (dtype, cols, store) = (self.dtype, self.cols, self.store);
+        let (streams, direct) = (self.streams, self.direct);
         self.bytes
             .par_chunks_mut((rows * cols * dtype.size()).max(1))
             .map(move |bytes| RowsMut {
@@ -130,10 +159,11 @@ impl<'a> RowsMut<'a> {
                 cols,
                 store,
                 streams,
+                direct,
             })
     }
 
-    /// Lets `f` write columns `part` of row `row`: in place for aligned f32 that fits the caches, else through `scratch`.
+    /// Lets `f` write columns `part` of row `row`, or of rows from it on: in place for aligned f32 that fits the caches, else through `scratch`.
     #[inline]
     pub fn write(
         &mut self,
@@ -147,7 +177,7 @@ impl<'a> RowsMut<'a> {
         let len = part.len();
         let bytes = &mut self.bytes[(at + part.start) * size..(at + part.end) * size];
         if self.dtype == DType::F32
-            && !self.streams
+            && (!self.streams || self.direct)
             && let Ok(values) = bytemuck::try_cast_slice_mut::<u8, f32>(bytes)
         {
             return f(values);

@@ -2,6 +2,9 @@
 use crate::par;
 use rayon::prelude::*;
 
+/// Additions that are not worth another thread.
+const FEW: usize = 1 << 17;
+
 /// Rows whose column sums are accumulated one after the other; depends on the shape alone.
 pub fn block_rows(cols: usize) -> usize {
     (65_536 / cols.max(1)).clamp(8, 256)
@@ -11,14 +14,18 @@ pub fn block_rows(cols: usize) -> usize {
 pub fn add_pairwise(partial: &mut [f32], width: usize) {
     let mut stride = width;
     while stride < partial.len() {
-        par::items(partial.par_chunks_mut(2 * stride), |_, pair| {
+        let add = |pair: &mut [f32]| {
             if pair.len() > stride {
                 let (left, right) = pair.split_at_mut(stride);
                 for (a, b) in left[..width].iter_mut().zip(&right[..width]) {
                     *a += *b;
                 }
             }
-        });
+        };
+        match partial.len() / stride * width < FEW {
+            true => partial.chunks_mut(2 * stride).for_each(add),
+            false => par::items(partial.par_chunks_mut(2 * stride), |_, pair| add(pair)),
+        }
         stride *= 2;
     }
 }

@@ -259,7 +259,6 @@ by_level!(
 );
 
 #[inline(always)]
-#[allow(clippy::extra_unused_type_parameters)] // by_level! names the set; the compiler vectorises for it
 unsafe fn row_dots_body<I: Isa>(a: &Left, b: &Left, d: usize, out: &mut [f32]) {
     for (row, out) in out.iter_mut().enumerate() {
         // SAFETY: row `row` of both.
@@ -269,6 +268,6 @@ unsafe fn row_dots_body<I: Isa>(a: &Left, b: &Left, d: usize, out: &mut [f32]) {
                 std::slice::from_raw_parts(b.ptr.add(row * b.stride), d),
             )
         };
-        *out = dot(a, b);
+        *out = dot::<I>(a, b);
     }
 }

@@ -1,7 +1,8 @@
 //! The rows of a block of scores.
 
 use crate::gemm::{Isa, by_level};
-use crate::simd::exp_neg;
+use crate::simd::exp_share;
+use crate::simd::isa::Isa as _;
 
 /// Values that are reduced side by side. Rows of scores have room for whole lanes.
 pub const LANES: usize = 32;
@@ -30,26 +31,14 @@ pub struct Running<'a> {
     pub d: usize,
 }
 
-/// The lanes of the last chunk of `seen` values; the others hold what no key has written.
+/// The two halves of the lanes, combined.
 #[inline(always)]
-fn hide_rest(last: &mut [f32; LANES], seen: usize) {
-    let rest = seen.wrapping_sub(1) % LANES;
-    for (i, value) in last.iter_mut().enumerate() {
-        *value = if i <= rest { *value } else { f32::NEG_INFINITY };
+fn halves(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES / 2] {
+    let mut half = [0.0; LANES / 2];
+    for (i, value) in half.iter_mut().enumerate() {
+        *value = f(lanes[i], lanes[i + LANES / 2]);
     }
-}
-
-/// Combines lanes as a balanced tree.
-#[inline(always)]
-fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] = f(lanes[i], lanes[i + width]);
-        }
-        width /= 2;
-    }
-    lanes[0]
+    half
 }
 
 #[inline(always)]
@@ -77,40 +66,33 @@ unsafe fn softmax_body<I: Isa>(block: &Block<'_>, running: &mut Running<'_>) {
         // SAFETY: row `row` of the block.
         let scores =
             unsafe { std::slice::from_raw_parts_mut(block.scores.add(row * block.ld), block.ld) };
-        let (all, unseen) = scores.split_at_mut(seen.next_multiple_of(LANES));
-        // What the product with the values reads of keys that this row does not see.
-        unseen[..block.cols.saturating_sub(all.len())].fill(0.0);
-        hide(&mut all[..seen], block.bias);
-        let (scores, _) = all.as_chunks_mut::<LANES>();
+        hide(&mut scores[..seen], block.bias);
+        // As many chunks for each row, so that no branch depends on the row: keys it does not see become 0.
+        let (scores, _) = scores[..block.cols.next_multiple_of(LANES)].as_chunks_mut::<LANES>();
         let mut tops = [f32::NEG_INFINITY; LANES];
-        for chunk in scores.iter_mut() {
-            for score in chunk.iter_mut() {
-                *score *= block.scale;
-            }
-        }
-        if let Some(last) = scores.last_mut() {
-            hide_rest(last, seen);
-        }
-        for chunk in scores.iter() {
-            for (score, top) in chunk.iter().zip(&mut tops) {
+        for (first, chunk) in (0..).step_by(LANES).zip(scores.iter_mut()) {
+            let left = seen as i32 - first;
+            for (i, (score, top)) in (0..).zip(chunk.iter_mut().zip(&mut tops)) {
+                let scaled = *score * block.scale;
+                *score = if i < left { scaled } else { f32::NEG_INFINITY };
                 *top = larger(*score, *top);
             }
         }
         let old = running.top[row];
-        let top = larger(fold(tops, larger), old);
+        let top = larger(I::Simd::max16(halves(tops, larger)), old);
         // No key seen so far: any finite value will do.
         let shift = if top == f32::NEG_INFINITY { 0.0 } else { top };
         let mut sums = [0.0; LANES];
         for chunk in scores.iter_mut() {
             for (score, sum) in chunk.iter_mut().zip(&mut sums) {
-                *score = exp_neg::<I::Simd>(*score - shift);
+                *score = exp_share::<I::Simd>(*score - shift);
                 *sum += *score;
             }
         }
-        let sum = fold(sums, |a, b| a + b);
+        let sum = I::Simd::sum16(halves(sums, |a, b| a + b));
         let factor = match old == f32::NEG_INFINITY {
             true => 0.0,
-            false => exp_neg::<I::Simd>(old - shift),
+            false => exp_share::<I::Simd>(old - shift),
         };
         running.sum[row] = running.sum[row] * factor + sum;
         running.top[row] = top;
@@ -183,7 +165,7 @@ unsafe fn softmax_grad_body<I: Isa>(
             None => {
                 for (s, g) in s.iter_mut().zip(g) {
                     for (s, g) in s.iter_mut().zip(g) {
-                        let p = exp_neg::<I::Simd>(*s * scale - lse);
+                        let p = exp_share::<I::Simd>(*s * scale - lse);
                         *g = p * (*g - dot) * scale;
                         *s = p;
                     }
@@ -193,7 +175,7 @@ unsafe fn softmax_grad_body<I: Isa>(
                 let (f, _) = factors[row * block.ld..][..width].as_chunks::<LANES>();
                 for ((s, g), f) in s.iter_mut().zip(g).zip(f) {
                     for ((s, g), f) in s.iter_mut().zip(g).zip(f) {
-                        let p = exp_neg::<I::Simd>(*s * scale - lse);
+                        let p = exp_share::<I::Simd>(*s * scale - lse);
                         *g = p * (*f * *g - dot) * scale;
                         *s = f * p;
                     }
@@ -209,12 +191,21 @@ unsafe fn softmax_grad_body<I: Isa>(
 
 /// The sum over products.
 #[inline(always)]
-pub fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    for (a, b) in a.chunks(LANES).zip(b.chunks(LANES)) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
+pub fn dot<I: Isa>(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES / 2];
+    let ((whole_a, a), (whole_b, b)) = (a.as_chunks(), b.as_chunks());
+    for (a, b) in whole_a.iter().zip(whole_b) {
+        let (a, b): (&[f32; LANES / 2], &[f32; LANES / 2]) = (a, b);
+        for i in 0..LANES / 2 {
+            sums[i] += a[i] * b[i];
         }
     }
-    fold(sums, |a, b| a + b)
+    let mut last = [0.0; LANES / 2];
+    for ((last, a), b) in last.iter_mut().zip(a).zip(b) {
+        *last = a * b;
+    }
+    for (sum, last) in sums.iter_mut().zip(last) {
+        *sum += last;
+    }
+    I::Simd::sum16(sums)
 }

@@ -1,8 +1,7 @@
 //! Why there is no gradient.
 use crate::walk::{Var, Walk, handle, passes, source, var};
-use bimetal_tensor::graph::Op;
+use bimetal_tensor::graph::{IdSet, Op};
 use bimetal_tensor::{Error, ErrorKind, Tensor};
-use std::collections::HashSet;
 
 /// Why nothing arrives at a variable.
 pub(crate) enum Why {
@@ -17,7 +16,7 @@ pub(crate) enum Why {
 /// Looks for the nodes at which the derivatives by `v` end.
 pub(crate) fn why(outputs: &[&Tensor], v: &Tensor) -> Why {
     let wanted: Var = var(v);
-    let walk = Walk::new(outputs, &HashSet::new());
+    let walk = Walk::new(outputs, &IdSet::default());
     if walk.number(source(v)).is_none() {
         return Why::Independent;
     }

@@ -34,8 +34,16 @@ impl Contribution {
         }
     }
 
+    /// Whether it is for the whole value.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Contribution::Whole(_))
+    }
+
     /// In the dtype gradients of `d` travel in.
     pub fn carried(self, d: DType) -> Contribution {
+        if self.tensor().dtype() == carrier(d) {
+            return self;
+        }
         match self {
             Contribution::Whole(t) => Contribution::Whole(t.cast(carrier(d))),
             Contribution::Range { axis, start, part } => Contribution::Range {

@@ -3,8 +3,8 @@ use crate::contribution::{Contribution, carrier, total};
 use crate::rules;
 use crate::segments::Segments;
 use crate::walk::{Key, Var, Walk, handle, key, passes, source, var};
+use bimetal_tensor::graph::{IdMap, IdSet};
 use bimetal_tensor::{Error, ErrorKind, Result, Tensor};
-use std::collections::{HashMap, HashSet};
 
 /// The gradients of `wrt`, in the dtypes gradients travel in, from those of `outputs`; `None` where nothing arrives. What lies
 /// behind the tensors of `border` is not looked at: they are taken as independent of each other.
@@ -14,8 +14,8 @@ pub(crate) fn run(
     wrt: &[&Tensor],
     border: &[Tensor],
 ) -> Result<Vec<Option<Tensor>>> {
-    let wanted: HashSet<Var> = wrt.iter().map(|t| var(t)).collect();
-    let border: HashSet<Var> = border.iter().map(var).collect();
+    let wanted: IdSet<Var> = wrt.iter().map(|t| var(t)).collect();
+    let border: IdSet<Var> = border.iter().map(var).collect();
     let walk = Walk::new(outputs, &border);
     let live = Live::new(&walk, &wanted);
     let mut segments = match walk.checkpoints {
@@ -23,8 +23,9 @@ pub(crate) fn run(
         false => Segments::none(),
     };
     let mut arrived = Arrived {
-        nodes: walk.nodes.iter().map(|_| Vec::new()).collect(),
-        border: HashMap::new(),
+        first: walk.nodes.iter().map(|_| None).collect(),
+        others: walk.nodes.iter().map(|_| Vec::new()).collect(),
+        border: IdMap::default(),
     };
     for (t, g) in outputs.iter().zip(cotangents) {
         let t = source(t);
@@ -37,19 +38,30 @@ pub(crate) fn run(
         }
     }
 
-    let mut found: HashMap<Var, Tensor> = HashMap::new();
+    let mut found: IdMap<Var, Tensor> = IdMap::default();
+    let (mut cots, mut needs): (Vec<Option<Tensor>>, Vec<bool>) = (Vec::new(), Vec::new());
     for &i in walk.order.iter().rev() {
         let node = walk.nodes[i];
-        if arrived.nodes[i].is_empty() {
+        if arrived.first[i].is_none() {
             continue;
         }
-        let cots = node.label().backward(|| arrived.take(i, node))?;
-        for (out, g) in cots.iter().enumerate() {
-            if let Some(g) = g
-                && live.wanted_nodes[i]
-                && wanted.contains(&(key(node), out))
-            {
-                found.insert((key(node), out), g.clone());
+        let alone = node.output_count() == 1 && arrived.others[i].is_empty();
+        match arrived.first[i].take_if(|(_, g)| alone && g.is_whole()) {
+            // No node to be built, as for most.
+            Some((_, g)) => {
+                g.tensor().check()?;
+                cots.clear();
+                cots.push(Some(g.tensor().clone()));
+            }
+            None => cots = node.label().backward(|| arrived.take(i, node))?,
+        }
+        if live.wanted_nodes[i] {
+            for (out, g) in cots.iter().enumerate() {
+                if let Some(g) = g
+                    && wanted.contains(&(key(node), out))
+                {
+                    found.insert((key(node), out), g.clone());
+                }
             }
         }
         if !live.through[i] {
@@ -58,9 +70,8 @@ pub(crate) fn run(
         let Some(first) = cots.iter().flatten().next() else {
             continue;
         };
-        let needs: Vec<bool> = (0..node.inputs().len())
-            .map(|k| live.operand(i, k))
-            .collect();
+        needs.clear();
+        needs.extend((0..node.inputs().len()).map(|k| live.operand(i, k)));
         let forward = segments.forward(node, first);
         node.label().backward(|| -> Result<()> {
             let grads = rules::vjp(&forward, &cots, &needs)?;
@@ -92,15 +103,23 @@ pub(crate) fn run(
 
 /// What consumers have sent to values that have not been visited yet.
 struct Arrived {
-    /// By node, with the number of the output.
-    nodes: Vec<Vec<(usize, Contribution)>>,
-    border: HashMap<Var, Vec<Contribution>>,
+    /// What came first to a node, with the number of the output.
+    first: Vec<Option<(usize, Contribution)>>,
+    /// What came then.
+    others: Vec<Vec<(usize, Contribution)>>,
+    border: IdMap<Var, Vec<Contribution>>,
 }
 
 impl Arrived {
     fn add(&mut self, i: Option<usize>, t: &Tensor, g: Contribution) {
         match i {
-            Some(i) => self.nodes[i].push((source(t).output_index(), g)),
+            Some(i) => {
+                let part = (source(t).output_index(), g);
+                match &mut self.first[i] {
+                    Some(_) => self.others[i].push(part),
+                    first => *first = Some(part),
+                }
+            }
             None => self.border.entry(var(t)).or_default().push(g),
         }
     }
@@ -109,7 +128,8 @@ impl Arrived {
     fn take(&mut self, i: usize, node: &Tensor) -> Result<Vec<Option<Tensor>>> {
         let mut lists: Vec<Vec<Contribution>> = Vec::new();
         lists.resize_with(node.output_count(), Vec::new);
-        for (out, g) in std::mem::take(&mut self.nodes[i]) {
+        let others = std::mem::take(&mut self.others[i]);
+        for (out, g) in self.first[i].take().into_iter().chain(others) {
             lists[out].push(g);
         }
         let mut cots = Vec::with_capacity(lists.len());
@@ -126,7 +146,7 @@ impl Arrived {
 /// Which nodes lie between the variables and the outputs.
 struct Live<'w, 'a> {
     walk: &'w Walk<'a>,
-    wanted: &'w HashSet<Var>,
+    wanted: &'w IdSet<Var>,
     /// Whether an output of the node is a variable.
     wanted_nodes: Vec<bool>,
     /// Whether a gradient that arrives at the node reaches a variable.
@@ -134,8 +154,8 @@ struct Live<'w, 'a> {
 }
 
 impl<'w, 'a> Live<'w, 'a> {
-    fn new(walk: &'w Walk<'a>, wanted: &'w HashSet<Var>) -> Self {
-        let keys: HashSet<Key> = wanted.iter().map(|(k, _)| *k).collect();
+    fn new(walk: &'w Walk<'a>, wanted: &'w IdSet<Var>) -> Self {
+        let keys: IdSet<Key> = wanted.iter().map(|(k, _)| *k).collect();
         let mut live = Live {
             walk,
             wanted,

@@ -3,14 +3,13 @@
 //! The backward walk itself does not know checkpoints: it visits the nodes of the first pass, in the order it would visit them
 //! without any, and only asks here for the copy to take forward values from. So gradients are the same to the bit.
 use crate::walk::{Key, Var, Walk, handle, key, operands};
-use bimetal_tensor::graph::Op;
+use bimetal_tensor::graph::{IdMap, IdSet, Op};
 use bimetal_tensor::{Label, Tensor};
-use std::collections::{HashMap, HashSet};
 
 #[derive(Default)]
 pub(crate) struct Segments<'a> {
     /// The innermost segment of each node that is in one.
-    of: HashMap<Key, usize>,
+    of: IdMap<Key, usize>,
     list: Vec<Segment<'a>>,
     next_number: u32,
 }
@@ -19,7 +18,7 @@ struct Segment<'a> {
     /// The checkpoint node.
     node: &'a Tensor,
     parent: Option<usize>,
-    inputs: HashSet<Var>,
+    inputs: IdSet<Var>,
     /// The nodes inside, those of segments inside included, operands first.
     members: Vec<&'a Tensor>,
     copies: Option<Copies>,
@@ -27,8 +26,8 @@ struct Segment<'a> {
 
 #[derive(Default)]
 struct Copies {
-    inputs: HashMap<Var, Tensor>,
-    nodes: HashMap<Key, Tensor>,
+    inputs: IdMap<Var, Tensor>,
+    nodes: IdMap<Key, Tensor>,
 }
 
 impl<'a> Segments<'a> {
@@ -39,10 +38,10 @@ impl<'a> Segments<'a> {
 
     /// A node is inside of a segment if every way from the outputs to it leads through the segment's results and through none of
     /// its inputs. What the closure took from outside without listing it is thus shared as soon as it is used elsewhere.
-    pub fn find(outputs: &[&'a Tensor], border: &HashSet<Var>) -> Segments<'a> {
+    pub fn find(outputs: &[&'a Tensor], border: &IdSet<Var>) -> Segments<'a> {
         let walk = Walk::with_checkpoints(outputs, border);
         let mut s = Segments::default();
-        let mut place: HashMap<Key, Option<usize>> = HashMap::new();
+        let mut place: IdMap<Key, Option<usize>> = IdMap::default();
         let mut highest = 0;
         for t in outputs {
             place.insert(key(t), None);
@@ -158,7 +157,7 @@ impl<'a> Segments<'a> {
             };
             self.list[i].copies = Some(Copies {
                 inputs: outer.iter().map(handle).zip(held).collect(),
-                nodes: HashMap::new(),
+                nodes: IdMap::default(),
             });
             let members = std::mem::take(&mut self.list[i].members);
             for m in members {

@@ -1,8 +1,7 @@
 //! The graph behind some tensors in topological order. Iterative: a graph may be a chain of a million nodes.
 use bimetal_tensor::Tensor;
-use bimetal_tensor::graph::{NodeId, Op};
+use bimetal_tensor::graph::{IdMap, IdSet, NodeId, Op};
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 
 /// What identifies a node: every `read` of a slot makes a node, but all of them are the same variable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,7 +59,7 @@ pub(crate) struct Walk<'a> {
     pub order: Vec<usize>,
     /// Whether there are checkpoint nodes.
     pub checkpoints: bool,
-    numbers: HashMap<Key, usize>,
+    numbers: IdMap<Key, usize>,
     /// Where the operands of each node begin in `edges`.
     first: Vec<usize>,
     edges: Vec<usize>,
@@ -71,12 +70,12 @@ const OUTSIDE: usize = usize::MAX;
 
 impl<'a> Walk<'a> {
     /// The graph of `roots` without what lies behind `border`. Checkpoint nodes are nodes like others.
-    pub fn with_checkpoints(roots: &[&'a Tensor], border: &HashSet<Var>) -> Walk<'a> {
+    pub fn with_checkpoints(roots: &[&'a Tensor], border: &IdSet<Var>) -> Walk<'a> {
         walk(roots, border, |t| t)
     }
 
     /// As if no node were a checkpoint: the order is that of the same graph without them.
-    pub fn new(roots: &[&'a Tensor], border: &HashSet<Var>) -> Walk<'a> {
+    pub fn new(roots: &[&'a Tensor], border: &IdSet<Var>) -> Walk<'a> {
         walk(roots, border, source)
     }
 
@@ -94,7 +93,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Numbers the node unless it has a number.
-    fn enter(&mut self, t: &'a Tensor, border: &HashSet<Var>, stack: &mut Vec<Frame>) -> usize {
+    fn enter(&mut self, t: &'a Tensor, border: &IdSet<Var>, stack: &mut Vec<Frame>) -> usize {
         if border.contains(&handle(t)) {
             return OUTSIDE;
         }
@@ -119,7 +118,7 @@ type Frame = (usize, usize);
 
 fn walk<'a>(
     roots: &[&'a Tensor],
-    border: &HashSet<Var>,
+    border: &IdSet<Var>,
     resolve: impl Fn(&'a Tensor) -> &'a Tensor,
 ) -> Walk<'a> {
     let mut w = Walk::default();

@@ -5,9 +5,9 @@ use crate::schedule::rate;
 use crate::{Averages, Ema, Notice, ParamGroup, Schedule, StepHandle, Watch};
 use bimetal_layers::Ctx;
 use bimetal_precision::{Checks, Grads, Unscaled};
-use bimetal_tensor::graph::{Attr, Composite, OptimRule};
+use bimetal_tensor::graph::{Attr, Composite, IdMap, OptimRule};
 use bimetal_tensor::{DType, Device, Error, Result, Slot, Tensor, commit};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Settings and state of an optimizer.
@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     /// The rate, if the host may change it.
     lr: Option<Slot>,
     managed: Vec<Managed>,
-    by_slot: HashMap<u64, usize>,
+    by_slot: IdMap<u64, usize>,
     bundles: Vec<Settings>,
     pub attempted: u64,
     told: HashSet<u64>,
@@ -61,7 +61,7 @@ impl Engine {
             schedule: Box::new(schedule),
             lr: None,
             managed: Vec::new(),
-            by_slot: HashMap::new(),
+            by_slot: IdMap::default(),
             bundles: Vec::new(),
             attempted: 0,
             told: HashSet::new(),

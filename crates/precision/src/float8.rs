@@ -3,11 +3,11 @@
 //! As in NVIDIA's Transformer Engine and Micikevicius et al. 2022, "FP8 Formats for Deep Learning": values go forward in `F8E4M3`, gradients go
 //! back in `F8E5M2`. A tensor is multiplied by a scale that brings its largest magnitude (*amax*) to the end of the format's range, cast
 //! (saturating), multiplied with f32 accumulation, and the product is divided by the scales before it is rounded.
-use bimetal_tensor::graph::{CustomOp, Op};
+use bimetal_tensor::graph::{CustomOp, IdSet, Op};
 use bimetal_tensor::plan::Meta;
 use bimetal_tensor::{CastMode, DType, Error, Result, Shape, Slot, Tensor};
-use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the scales of 8-bit products come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -242,6 +242,8 @@ struct Linear {
 
 const LINEAR: &str = "f8_linear";
 const GRADIENT: &str = "f8_gradient";
+/// Whether there has ever been a gradient of 8-bit products: where there has not, no graph needs to be searched for them.
+static MADE: AtomicBool = AtomicBool::new(false);
 
 impl CustomOp for Linear {
     fn name(&self) -> &'static str {
@@ -318,6 +320,7 @@ impl CustomOp for Linear {
             let mut operands = vec![dy];
             operands.extend(inputs.get(4));
             let recipe = self.recipe;
+            MADE.store(true, Ordering::Relaxed);
             let q = Tensor::custom(Arc::new(Gradient { recipe }), &operands);
             let (dy, inverse) = (rows(&q.output(0)), q.output(1));
             let plus = |t: Tensor, more: Option<Tensor>| match more {
@@ -398,7 +401,10 @@ impl CustomOp for Gradient {
 /// often as its layer was used.
 pub(crate) fn observed<'a>(grads: impl Iterator<Item = &'a Tensor>) -> Vec<(Slot, Tensor)> {
     let mut found = Vec::new();
-    let mut seen = HashSet::new();
+    if !MADE.load(Ordering::Relaxed) {
+        return found;
+    }
+    let mut seen = IdSet::default();
     let mut stack: Vec<&Tensor> = Vec::new();
     for root in grads {
         stack.push(root);

@@ -1,9 +1,9 @@
 //! Loss scaling: the state on the device, and the way from a loss to its gradients.
 use crate::scale::positive;
 use crate::{DynamicLossScale, Grads, LossScale, Scaled};
+use bimetal_tensor::graph::IdSet;
 use bimetal_tensor::{DType, Device, Error, Result, Slot, Tensor};
 use std::borrow::Borrow;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Multiplies losses by a scale that lives on the device. Cheap to clone; clones share the state.
@@ -288,7 +288,7 @@ impl ScaledLoss {
     /// there is no scale.
     pub fn grad<P: Borrow<Slot>>(&self, params: &[P]) -> Result<Grads<Scaled>> {
         self.loss.check()?;
-        let mut seen = HashSet::new();
+        let mut seen = IdSet::default();
         let slots: Vec<&Slot> = params
             .iter()
             .map(Borrow::borrow)

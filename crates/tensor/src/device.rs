@@ -15,6 +15,8 @@ pub(crate) struct Inner {
     /// Runs that write state exclude all other runs; taken by user threads only, never by a worker of the backend.
     pub(crate) gate: RwLock<()>,
     pub(crate) compiled: AtomicU64,
+    /// Nodes of the graph evaluated last: the next one is probably as large.
+    pub(crate) nodes: AtomicUsize,
     pub(crate) saved: AtomicUsize,
     pub(crate) fusion: AtomicBool,
 }
@@ -27,6 +29,7 @@ impl Device {
             cache: Mutex::new(Cache::default()),
             gate: RwLock::new(()),
             compiled: AtomicU64::new(0),
+            nodes: AtomicUsize::new(0),
             saved: AtomicUsize::new(0),
             fusion: AtomicBool::new(true),
         }))

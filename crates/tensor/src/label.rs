@@ -55,11 +55,8 @@ impl Label {
             a.location.get_or_insert(here);
             first
         });
-        let _restore = Restore(|| {
-            if first {
-                AMBIENT.with_borrow_mut(|a| a.location = None);
-            }
-        });
+        let _restore =
+            first.then(|| Restore::new(|| AMBIENT.with_borrow_mut(|a| a.location = None)));
         f()
     }
 
@@ -95,29 +92,41 @@ impl Label {
             backward: true,
             ..self.clone()
         };
-        label.inherit(f)
+        label.inherited(f)
     }
 
     /// Builds nodes in `f` that inherit this label unchanged.
     pub fn inherit<R>(&self, f: impl FnOnce() -> R) -> R {
-        let old = AMBIENT.with_borrow_mut(|a| a.inherit.replace(self.clone()));
-        let _restore = Restore(|| AMBIENT.with_borrow_mut(|a| a.inherit = old.clone()));
+        self.clone().inherited(f)
+    }
+
+    fn inherited<R>(self, f: impl FnOnce() -> R) -> R {
+        let old = AMBIENT.with_borrow_mut(|a| a.inherit.replace(self));
+        let _restore = Restore::new(|| AMBIENT.with_borrow_mut(|a| a.inherit = old));
         f()
     }
 
     /// Builds nodes in `f` as part of recomputation segment `segment`.
     pub fn with_segment<R>(segment: u32, f: impl FnOnce() -> R) -> R {
         let old = AMBIENT.with_borrow_mut(|a| std::mem::replace(&mut a.segment, segment));
-        let _restore = Restore(|| AMBIENT.with_borrow_mut(|a| a.segment = old));
+        let _restore = Restore::new(|| AMBIENT.with_borrow_mut(|a| a.segment = old));
         f()
     }
 }
 
-struct Restore<F: Fn()>(F);
+struct Restore<F: FnOnce()>(Option<F>);
 
-impl<F: Fn()> Drop for Restore<F> {
+impl<F: FnOnce()> Restore<F> {
+    fn new(f: F) -> Restore<F> {
+        Restore(Some(f))
+    }
+}
+
+impl<F: FnOnce()> Drop for Restore<F> {
     fn drop(&mut self) {
-        (self.0)();
+        if let Some(f) = self.0.take() {
+            f();
+        }
     }
 }
 

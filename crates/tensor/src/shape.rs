@@ -1,15 +1,27 @@
 //! Shapes: sizes of the axes of a tensor, outermost first.
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 
 /// The largest number of axes a tensor may have.
 pub const MAX_RANK: usize = 8;
 
 /// The sizes of the axes of a tensor, outermost (slowest) first; at most [`MAX_RANK`] of them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     rank: u8,
+    // Zero behind the rank.
     dims: [usize; MAX_RANK],
+}
+
+// Keys of plans are full of shapes, and most of a shape is the zeros behind its rank.
+impl Hash for Shape {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u8(self.rank);
+        for &size in self.iter() {
+            state.write_usize(size);
+        }
+    }
 }
 
 impl Shape {

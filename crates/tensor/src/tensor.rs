@@ -32,8 +32,16 @@ impl Drop for Node {
         }
         let mut work = std::mem::take(&mut self.inputs);
         while let Some(t) = work.pop() {
-            if let Some(mut node) = Arc::into_inner(t.node) {
-                work.append(&mut node.inputs);
+            let mut node = t.node;
+            match Arc::get_mut(&mut node) {
+                // In place: a node is large, and taking it out would copy it.
+                Some(node) => work.append(&mut node.inputs),
+                // Of threads that drop the last handles at once, one gets the node.
+                None => {
+                    if let Some(mut node) = Arc::into_inner(node) {
+                        work.append(&mut node.inputs);
+                    }
+                }
             }
         }
     }

@@ -3,9 +3,8 @@ use super::{Grads, Node, none, reshape_to};
 use crate::contribution::Contribution;
 use crate::engine;
 use crate::walk::{Var, var};
-use bimetal_tensor::graph::{Composite, CustomHandle, decompose};
+use bimetal_tensor::graph::{Composite, CustomHandle, IdSet, decompose};
 use bimetal_tensor::{Error, Result, Shape, Tensor};
-use std::collections::HashSet;
 
 pub(super) fn composite(n: &Node<'_>, c: &Composite) -> Result<Grads> {
     let x = n.t.inputs();
@@ -139,7 +138,7 @@ fn through(n: &Node<'_>, parts: &[Tensor]) -> Result<Grads> {
         }
     }
     // One variable may be several operands: it gets its gradient once.
-    let mut seen: HashSet<Var> = HashSet::new();
+    let mut seen: IdSet<Var> = IdSet::default();
     let wrt: Vec<usize> = (0..inputs.len())
         .filter(|&i| n.needs[i] && seen.insert(var(&inputs[i])))
         .collect();

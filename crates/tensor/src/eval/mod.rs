@@ -6,6 +6,7 @@ mod values;
 
 pub(crate) use cache::Cache;
 pub use read::last_read;
+pub use trace::{IdHasher, IdMap, IdSet};
 
 use crate::lower::{Lowered, lower};
 use crate::{Bindings, Buffer, Device, Error, Result, Slot, Tensor};
@@ -49,7 +50,9 @@ pub fn commit(tensors: &[&Tensor], writes: &[(&Slot, &Tensor)]) -> Result<()> {
         }
         device = Some(d);
     }
-    for (i, (slot, t)) in writes.iter().enumerate() {
+    let mut written = IdSet::default();
+    written.reserve(writes.len());
+    for (slot, t) in writes {
         if t.meta() != slot.meta() {
             return Err(Error::shape(
                 "commit",
@@ -64,7 +67,7 @@ pub fn commit(tensors: &[&Tensor], writes: &[(&Slot, &Tensor)]) -> Result<()> {
                 ),
             ));
         }
-        if writes[..i].iter().any(|(s, _)| s.id() == slot.id()) {
+        if !written.insert(slot.id()) {
             return Err(Error::argument(
                 "commit",
                 format!("`{}` is written twice", slot.name()),
@@ -95,7 +98,10 @@ pub fn commit(tensors: &[&Tensor], writes: &[(&Slot, &Tensor)]) -> Result<()> {
 }
 
 fn run(device: &Device, wanted: &[&Tensor], writes: &[(&Slot, &Tensor)]) -> Result<()> {
-    let t = trace(wanted, writes, device.0.fusion.load(Ordering::Relaxed))?;
+    let expected = device.0.nodes.load(Ordering::Relaxed);
+    let fused = device.0.fusion.load(Ordering::Relaxed);
+    let t = trace(wanted, writes, fused, expected)?;
+    device.0.nodes.store(t.flat.nodes.len(), Ordering::Relaxed);
     let hash = hash_of(&t.flat);
     let hit = device
         .0

@@ -4,7 +4,7 @@ use crate::graph::{AttentionSpec, Composite, Literal, Op, RandomKey};
 use crate::plan::{Meta, random_entries};
 use crate::tensor::Node;
 use crate::{Buffer, Error, ErrorKind, Label, Result, Slot, Tensor};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 /// An output of a numbered node.
@@ -56,11 +56,11 @@ pub(crate) struct Trace<'a> {
     pub scalars: Vec<f64>,
 }
 
-/// A fast hash for small keys of our own making (multiply and rotate).
-#[derive(Default, Clone, Copy)]
-pub(crate) struct Fast(u64);
+/// A fast hash for small keys of our own making (multiply and rotate), such as the identities of nodes and slots.
+#[derive(Default, Clone, Copy, Debug)]
+pub struct IdHasher(u64);
 
-impl Hasher for Fast {
+impl Hasher for IdHasher {
     fn finish(&self) -> u64 {
         self.0 ^ (self.0 >> 29)
     }
@@ -85,43 +85,54 @@ impl Hasher for Fast {
     }
 }
 
-pub(crate) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Fast>>;
+/// A map by the identities of nodes or slots.
+pub type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
+
+/// A set of the identities of nodes or slots.
+pub type IdSet<K> = HashSet<K, BuildHasherDefault<IdHasher>>;
 
 pub(crate) fn hash_of(x: &impl Hash) -> u64 {
-    let mut h = Fast::default();
+    let mut h = IdHasher::default();
     x.hash(&mut h);
     h.finish()
 }
 
 struct Walk<'a> {
     trace: Trace<'a>,
-    nodes: FastMap<usize, u32>,
-    values: FastMap<(usize, u32), u32>,
-    slots: FastMap<u64, u32>,
-    keys: FastMap<RandomKey, u32>,
+    nodes: IdMap<usize, u32>,
+    values: IdMap<(usize, u32), u32>,
+    slots: IdMap<u64, u32>,
+    keys: IdMap<RandomKey, u32>,
 }
 
-/// Walks from the requested tensors and the values to be written.
+/// Walks from the requested tensors and the values to be written; makes room for `expected` nodes.
 pub(crate) fn trace<'a>(
     outputs: &'a [&Tensor],
     writes: &'a [(&Slot, &Tensor)],
     fused: bool,
+    expected: usize,
 ) -> Result<Trace<'a>> {
+    let room = expected + expected / 8;
+    let mut nodes = IdMap::default();
+    nodes.reserve(room);
     let mut w = Walk {
         trace: Trace {
             flat: Flat {
+                nodes: Vec::with_capacity(room),
+                inputs: Vec::with_capacity(2 * room),
+                outs: Vec::with_capacity(2 * room),
                 fused,
                 ..Flat::default()
             },
-            labels: Vec::new(),
+            labels: Vec::with_capacity(room),
             leaves: Vec::new(),
             slots: Vec::new(),
             scalars: Vec::new(),
         },
-        nodes: FastMap::default(),
-        values: FastMap::default(),
-        slots: FastMap::default(),
-        keys: FastMap::default(),
+        nodes,
+        values: IdMap::default(),
+        slots: IdMap::default(),
+        keys: IdMap::default(),
     };
     for t in outputs {
         let v = w.visit(t)?;
@@ -138,7 +149,9 @@ pub(crate) fn trace<'a>(
 impl<'a> Walk<'a> {
     fn known(&self, t: &Tensor) -> Option<Val> {
         let p = std::sync::Arc::as_ptr(&t.node) as usize;
-        if let Some(&node) = self.values.get(&(p, t.out)) {
+        if t.value().is_some()
+            && let Some(&node) = self.values.get(&(p, t.out))
+        {
             return Some(Val { node, out: 0 });
         }
         let &node = self.nodes.get(&p)?;
@@ -180,9 +193,6 @@ impl<'a> Walk<'a> {
     }
 
     fn push(&mut self, t: &'a Tensor) -> Result<()> {
-        if self.known(t).is_some() {
-            return Ok(());
-        }
         let node: &'a Node = &t.node;
         let mut op = node.op.clone();
         match &mut op {

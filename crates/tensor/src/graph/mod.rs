@@ -5,7 +5,7 @@ mod exponents;
 mod op;
 
 pub use crate::decompose::decompose;
-pub use crate::eval::last_read;
+pub use crate::eval::{IdHasher, IdMap, IdSet, last_read};
 pub use crate::tensor::NodeId;
 pub use composite::{AttentionSpec, Composite, DropoutSpec, LSTM_KEPT, OptimRule};
 pub use custom::{CustomHandle, CustomOp, HostView, HostViewMut};

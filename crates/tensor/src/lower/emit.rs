@@ -3,7 +3,7 @@ use super::fuse::{Fusion, Group, NONE};
 use super::ir::{INode, Ir, Src};
 use super::program::Builder;
 use super::view::View;
-use crate::eval::trace::{FastMap, Val};
+use crate::eval::trace::{IdMap, Val};
 use crate::graph::{Composite, Op, RandomKey};
 use crate::plan::{Access, BufId, Dense, Fused, Kernel, MatOperand, Meta, Strided, register};
 use crate::{DType, Error, Result, Shape, Strides};
@@ -24,7 +24,7 @@ pub(crate) struct Emitted {
 /// Buffers by value: numbered on first use.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    pub of: FastMap<Val, BufId>,
+    pub of: IdMap<Val, BufId>,
     pub values: Vec<Val>,
 }
 

@@ -1,7 +1,7 @@
 //! The graph inside the scheduler: composites that the device does not run are decomposed, views are folded into their consumers,
 //! equal nodes are merged.
 use super::view::View;
-use crate::eval::trace::{FastMap, Flat, Val};
+use crate::eval::trace::{Flat, IdMap, Val};
 use crate::graph::{Op, decompose};
 use crate::plan::Meta;
 use crate::{Device, Error, Result, Shape, Tensor};
@@ -50,10 +50,10 @@ pub(crate) struct Ir {
     pub outputs: Vec<Src>,
     pub writes: Vec<(u32, Src)>,
     /// Leaf number of `Data` nodes, slot number of `Read` nodes.
-    pub leaf_of: FastMap<u32, u32>,
+    pub leaf_of: IdMap<u32, u32>,
     pub leaves: usize,
     device: Device,
-    merged: FastMap<CseKey, u32>,
+    merged: IdMap<CseKey, u32>,
 }
 
 /// Lowers a traced graph for a device.
@@ -62,14 +62,14 @@ pub(crate) fn build(flat: &Flat, device: &Device) -> Result<Ir> {
         nodes: Vec::new(),
         outputs: Vec::new(),
         writes: Vec::new(),
-        leaf_of: FastMap::default(),
+        leaf_of: IdMap::default(),
         leaves: 0,
         device: device.clone(),
-        merged: FastMap::default(),
+        merged: IdMap::default(),
     };
     let mut map: Vec<SmallVec<[Src; 1]>> = Vec::with_capacity(flat.nodes.len());
     let mut reads = flat.reads.iter();
-    let mut slot_nodes: FastMap<u32, u32> = FastMap::default();
+    let mut slot_nodes: IdMap<u32, u32> = IdMap::default();
     for (number, n) in flat.nodes.iter().enumerate() {
         let place = Place {
             segment: n.segment,
@@ -328,7 +328,7 @@ impl Ir {
         outs: &[Meta],
         at: Place,
     ) -> Result<SmallVec<[Src; 1]>> {
-        let mut done: FastMap<(usize, u32), Src> = FastMap::default();
+        let mut done: IdMap<(usize, u32), Src> = IdMap::default();
         let id = |t: &Tensor| std::sync::Arc::as_ptr(&t.node) as usize;
         for (p, s) in placeholders.iter().zip(inputs) {
             done.insert((id(p), 0), *s);

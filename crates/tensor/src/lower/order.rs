@@ -2,7 +2,7 @@
 use super::emit::{Buffers, Emitted};
 use super::fuse::{Fusion, NONE};
 use super::memory::touched;
-use crate::eval::trace::{FastMap, Val};
+use crate::eval::trace::{IdMap, Val};
 use crate::graph::{Composite, Op};
 use crate::plan::{Access, BufId, Fused, Instr, Kernel, Meta, Program};
 use crate::{Result, Shape};
@@ -66,7 +66,7 @@ pub(crate) fn writes(
     kernels: Vec<Emitted>,
 ) -> Result<Writes> {
     let ir = f.ir;
-    let mut slot_buf: FastMap<u32, BufId> = FastMap::default();
+    let mut slot_buf: IdMap<u32, BufId> = IdMap::default();
     for (i, v) in buffers.values.iter().enumerate() {
         if matches!(ir.nodes[v.node as usize].op, Op::Read)
             && let Some(&slot) = ir.leaf_of.get(&v.node)
@@ -75,7 +75,7 @@ pub(crate) fn writes(
         }
     }
     // Candidates: values wanted by their one slot only.
-    let mut wanted: FastMap<BufId, u32> = FastMap::default();
+    let mut wanted: IdMap<BufId, u32> = IdMap::default();
     for (slot, s) in &ir.writes {
         let once = ir.writes.iter().filter(|(_, o)| o.val == s.val).count() == 1;
         let asked = ir.outputs.iter().any(|o| o.val == s.val);

@@ -1,7 +1,7 @@
 //! Builds the program of a group: registers, loads, and the rounding that each node's dtype asks for.
 use super::ir::{INode, Ir, Src};
 use super::view::View;
-use crate::eval::trace::{FastMap, Val};
+use crate::eval::trace::{IdMap, Val};
 use crate::graph::{Binary, Literal, Op, RandomKey, Unary};
 use crate::plan::{Access, Fused, Instr, Number, Reg, register};
 use crate::{CastMode, DType, Error, Result, Shape, Strides};
@@ -14,9 +14,9 @@ pub(crate) struct Builder<'a> {
     shape: Shape,
     axes: Vec<usize>,
     pub fused: Fused,
-    regs: FastMap<Val, Reg>,
-    loads: FastMap<(Val, View), Reg>,
-    folded: FastMap<(Val, View), Reg>,
+    regs: IdMap<Val, Reg>,
+    loads: IdMap<(Val, View), Reg>,
+    folded: IdMap<(Val, View), Reg>,
 }
 
 impl<'a> Builder<'a> {
@@ -27,9 +27,9 @@ impl<'a> Builder<'a> {
             shape,
             axes,
             fused: Fused::default(),
-            regs: FastMap::default(),
-            loads: FastMap::default(),
-            folded: FastMap::default(),
+            regs: IdMap::default(),
+            loads: IdMap::default(),
+            folded: IdMap::default(),
         }
     }
 

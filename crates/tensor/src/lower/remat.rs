@@ -2,7 +2,7 @@
 //! of is kept anyway. Element-wise work is nearly free next to memory: the output of an activation is made from its saved input, a
 //! dropout mask from its random key.
 use super::ir::{INode, Ir};
-use crate::eval::trace::{FastMap, Val};
+use crate::eval::trace::{IdMap, Val};
 use crate::graph::Op;
 
 /// The most nodes computed again for one value.
@@ -18,7 +18,7 @@ pub(crate) fn rematerialize(ir: &mut Ir) {
     let mut new: Vec<INode> = Vec::with_capacity(old.len());
     let mut at: Vec<u32> = Vec::with_capacity(old.len());
     // Copies by node and by the segment of the consumer: segments are never mixed.
-    let mut copies: FastMap<(u32, u32), u32> = FastMap::default();
+    let mut copies: IdMap<(u32, u32), u32> = IdMap::default();
     for n in &old {
         let mut node = n.clone();
         for s in &mut node.inputs {
@@ -56,7 +56,7 @@ fn copy(
     segment: u32,
     at: &[u32],
     new: &mut Vec<INode>,
-    copies: &mut FastMap<(u32, u32), u32>,
+    copies: &mut IdMap<(u32, u32), u32>,
 ) -> u32 {
     for &p in parts {
         if copies.contains_key(&(p, segment)) {

@@ -279,11 +279,11 @@ impl Tensor {
     /// As [`Tensor::cast`], with the largest finite value instead of overflow if `mode` is saturating.
     #[track_caller]
     pub fn cast_with(&self, dtype: DType, mode: CastMode) -> Tensor {
+        if self.error().is_some() || (self.dtype() == dtype && !self.is_scalar_literal()) {
+            return self.clone();
+        }
         Tensor::make(|| {
-            let m = self.valid()?.meta();
-            if m.dtype == dtype && !self.is_scalar_literal() {
-                return Ok(self.clone());
-            }
+            let m = self.meta();
             Ok(Tensor::single(
                 Op::Cast(mode),
                 Inputs::from_iter([self.clone()]),

@@ -8,8 +8,13 @@ use std::ops::Range;
 pub enum Layout {
     /// Each row together.
     RowMajor,
-    /// Panels of `mr` rows; in a panel, the rows together for each k.
+    /// Panels of `mr` rows; in a panel, the rows together for each k, [`k_step`] values from one k to the next.
     KMajor,
+}
+
+/// Values from one k to the next in a packed k-major panel: whole vectors, so that few loads and stores cross a cache line.
+pub fn k_step(mr: usize) -> usize {
+    mr.next_multiple_of(8)
 }
 
 /// The left factor.
@@ -61,6 +66,27 @@ pub trait PackB<T>: Sync {
         nr: usize,
         dst: *mut T,
     );
+
+    /// Writes all panels of the columns, `between` apart.
+    ///
+    /// # Safety
+    /// As [`PackB::pack`], for every panel.
+    unsafe fn pack_panels(
+        &self,
+        level: Level,
+        batch: usize,
+        ks: Range<usize>,
+        cols: Range<usize>,
+        nr: usize,
+        dst: *mut T,
+        between: usize,
+    ) {
+        for (p, first) in cols.clone().step_by(nr).enumerate() {
+            let panel = first..(first + nr).min(cols.end);
+            // SAFETY: the caller's contract.
+            unsafe { self.pack(level, batch, ks.clone(), panel, nr, dst.add(p * between)) }
+        }
+    }
 }
 
 /// A finished block of C before it is rounded: element (i, j) of it is `data[i * ld + j]`.

@@ -11,6 +11,9 @@ pub trait Isa {
     /// Whether `mul_add` is one instruction.
     const FUSED: bool;
 
+    /// Fetches the line of an address, which may be anything, into the caches.
+    fn prefetch<T>(_address: *const T) {}
+
     /// Widens `n` binary16 values.
     ///
     /// # Safety
@@ -180,6 +183,12 @@ mod x86 {
         const FUSED: bool = true;
 
         #[inline(always)]
+        fn prefetch<T>(address: *const T) {
+            // SAFETY: a prefetch never faults; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
+
+        #[inline(always)]
         unsafe fn f16_to_f32(src: *const u16, n: usize, dst: *mut f32) {
             for i in (0..n).step_by(16) {
                 let mask = first(n - i);
@@ -287,6 +296,12 @@ mod x86 {
         type Simd = crate::simd::isa::Avx2;
 
         const FUSED: bool = true;
+
+        #[inline(always)]
+        fn prefetch<T>(address: *const T) {
+            // SAFETY: a prefetch never faults; SSE is part of x86-64.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+        }
 
         #[inline(always)]
         unsafe fn f16_to_f32(src: *const u16, n: usize, dst: *mut f32) {

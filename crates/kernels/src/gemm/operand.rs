@@ -2,12 +2,15 @@
 
 use super::Level;
 use super::convert::Elements;
-use super::factors::{Layout, PackA, PackB};
+use super::factors::{Layout, PackA, PackB, k_step};
 use super::isa::{Isa, by_level};
 use super::micro::Real;
 use super::scratch::Scratch;
 use bimetal_dtype::DType;
 use std::ops::Range;
+
+/// Steps of k that memory is fetched ahead of packing.
+const AHEAD: isize = 4;
 
 /// A strided matrix in memory, or a batch of them.
 ///
@@ -159,6 +162,73 @@ impl<T: Real> PackB<T> for Operand<'_> {
             }
         }
     }
+
+    unsafe fn pack_panels(
+        &self,
+        level: Level,
+        batch: usize,
+        ks: Range<usize>,
+        cols: Range<usize>,
+        nr: usize,
+        dst: *mut T,
+        between: usize,
+    ) {
+        // SAFETY: the matrix has these rows and columns, `dst` holds them.
+        unsafe {
+            if self.elements().is_plain::<T>() && self.col_stride == 1 {
+                let src = self.at(batch, ks.start, cols.start).cast();
+                let (ks, cols) = (ks.len(), cols.len());
+                return pack_lines(level, src, self.row_stride, ks, cols, nr, dst, between);
+            }
+            for (p, first) in cols.clone().step_by(nr).enumerate() {
+                let panel = first..(first + nr).min(cols.end);
+                PackB::pack(
+                    self,
+                    level,
+                    batch,
+                    ks.clone(),
+                    panel,
+                    nr,
+                    dst.add(p * between),
+                );
+            }
+        }
+    }
+}
+
+by_level!(
+    /// Panels of B whose columns lie together and need no conversion: each row is read to its end.
+    fn pack_lines<T: Real>(src: *const T, stride: isize, ks: usize, cols: usize, nr: usize, dst: *mut T, between: usize) = pack_lines_body
+);
+
+#[inline(always)]
+unsafe fn pack_lines_body<I: Isa, T: Real>(
+    src: *const T,
+    stride: isize,
+    ks: usize,
+    cols: usize,
+    nr: usize,
+    dst: *mut T,
+    between: usize,
+) {
+    for k in 0..ks {
+        // SAFETY: row `k` of source and destination; the address ahead is not read.
+        unsafe {
+            let src = src.wrapping_offset(k as isize * stride);
+            let ahead = src.wrapping_offset(AHEAD * stride);
+            for (p, first) in (0..cols).step_by(nr).enumerate() {
+                let to = dst.add(p * between + k * nr);
+                let len = nr.min(cols - first);
+                for line in (0..len).step_by(64 / size_of::<T>()) {
+                    I::prefetch(ahead.wrapping_add(first + line));
+                }
+                T::copy_run::<I>(src.add(first), len, to);
+                for i in len..nr {
+                    *to.add(i) = T::default();
+                }
+            }
+        }
+    }
 }
 
 by_level!(
@@ -217,7 +287,12 @@ unsafe fn pack_k_major_body<I: Isa, T: Real>(
                 }
             };
             for (panel, first) in (0..rows).step_by(mr).enumerate() {
-                let to = dst.add(panel * stride + k * mr);
+                let to = dst.add(panel * stride + k * k_step(mr));
+                I::prefetch(
+                    src.wrapping_offset(AHEAD * k_bytes)
+                        .cast::<T>()
+                        .wrapping_add(first),
+                );
                 T::copy_run::<I>(values.add(first), mr.min(rows - first), to);
             }
         }

@@ -6,7 +6,7 @@
 //! shows in the result.
 
 use super::Level;
-use super::factors::{Layout, PackA, PackB, Sink, Tile};
+use super::factors::{Layout, PackA, PackB, Sink, Tile, k_step};
 use super::grid::Grid;
 use super::micro::{Family, Real};
 use super::scratch::{Dst, Scratch};
@@ -152,7 +152,7 @@ impl<T: Real> Product<'_, T> {
         let unfinished = steps.2 < self.k && self.out.direct(batch, 0, 0).is_none();
         let take = |wanted: bool, len: usize| wanted.then(|| Scratch::take::<T>(len));
         let (height, width) = (steps.0.min(self.m), steps.1.min(self.n));
-        let a_len = height.next_multiple_of(grid.mr) * row_stride(ks_len);
+        let a_len = height.div_ceil(grid.mr) * self.panel_rows(grid) * row_stride(ks_len);
         let a_copy = take(share_a, a_len);
         let b_copy = take(share_b, width.next_multiple_of(grid.nr) * ks_len);
         let tiles = height.div_ceil(grid.rows) * width.div_ceil(grid.cols);
@@ -176,12 +176,20 @@ impl<T: Real> Product<'_, T> {
         }
     }
 
+    /// Rows that a packed panel of A takes.
+    fn panel_rows(&self, grid: &Grid) -> usize {
+        match self.a.layout() {
+            Layout::KMajor => k_step(grid.mr),
+            Layout::RowMajor => grid.mr,
+        }
+    }
+
     /// Fills the shared copies.
     fn pack_chunk(&self, grid: &Grid, chunk: &Chunk<T>) {
         let batch = chunk.batches.start;
         let (rows, cols, ks) = (&chunk.rows, &chunk.cols, &chunk.ks);
         let k_major = self.a.layout() == Layout::KMajor;
-        let panel_a = grid.mr * row_stride(ks.len());
+        let panel_a = self.panel_rows(grid) * row_stride(ks.len());
         let panel_b = grid.nr * ks.len();
         // One list of tasks for both factors: blocks of ks, or panels.
         let by_ks = ks.len().div_ceil(PACK_KS);
@@ -201,7 +209,12 @@ impl<T: Real> Product<'_, T> {
         };
         let pack_a = |dst: Dst<T>, t: usize| {
             let (rows, ks, offset, stride) = if k_major {
-                (rows.clone(), some_ks(t), t * PACK_KS * grid.mr, panel_a)
+                (
+                    rows.clone(),
+                    some_ks(t),
+                    t * PACK_KS * k_step(grid.mr),
+                    panel_a,
+                )
             } else {
                 let first = rows.start + t * grid.mr;
                 let rows = first..(first + grid.mr).min(rows.end);
@@ -224,18 +237,16 @@ impl<T: Real> Product<'_, T> {
                 1 => ks.len().max(1),
                 _ => PACK_ROWS,
             };
+            let end = (cols.start + panels.end * grid.nr).min(cols.end);
+            let cols = cols.start + panels.start * grid.nr..end;
             for k in ks.clone().step_by(step) {
                 let ks = k..(k + step).min(ks.end);
-                for p in panels.clone() {
-                    let first = cols.start + p * grid.nr;
-                    let cols = first..(first + grid.nr).min(cols.end);
-                    let offset = p * panel_b + (ks.start - chunk.ks.start) * grid.nr;
-                    // SAFETY: the ranges lie in the matrix, and each task has its own part of the copy.
-                    unsafe {
-                        let dst = dst.at(offset);
-                        self.b
-                            .pack(self.level, batch, ks.clone(), cols, grid.nr, dst);
-                    }
+                let offset = panels.start * panel_b + (k - chunk.ks.start) * grid.nr;
+                // SAFETY: the ranges lie in the matrix, and each task has its own part of the copy.
+                unsafe {
+                    let (dst, cols) = (dst.at(offset), cols.clone());
+                    self.b
+                        .pack_panels(self.level, batch, ks, cols, grid.nr, dst, panel_b);
                 }
             }
         };
@@ -297,8 +308,10 @@ impl<T: Real> Product<'_, T> {
                 unsafe { std::slice::from_raw_parts_mut(c.add(i * ldc), width) }.fill(T::default());
             }
         }
-        let a_block = matches!(chunk.a, Source::Private)
-            .then(|| Scratch::take::<T>(height.next_multiple_of(grid.mr) * row_stride(grid.kc)));
+        let a_block = matches!(chunk.a, Source::Private).then(|| {
+            let rows = height.div_ceil(grid.mr) * self.panel_rows(grid);
+            Scratch::take::<T>(rows * row_stride(grid.kc))
+        });
         let b_panel =
             (!matches!(chunk.b, Source::Shared(_))).then(|| Scratch::take::<T>(grid.kc * grid.nr));
         for k in chunk.ks.clone().step_by(grid.kc) {
@@ -366,18 +379,19 @@ impl<T: Real> Product<'_, T> {
             (Source::Shared(copy), _) => {
                 let full = row_stride(chunk.ks.len());
                 let (step, stride) = if k_major {
-                    (grid.mr, grid.mr)
+                    (k_step(grid.mr), k_step(grid.mr))
                 } else {
                     (1, full)
                 };
-                let first = (rows.start - chunk.rows.start) / grid.mr * grid.mr * full;
+                let panel = self.panel_rows(grid) * full;
+                let first = (rows.start - chunk.rows.start) / grid.mr * panel;
                 let ptr = copy.wrapping_add(first + (ks.start - chunk.ks.start) * step);
-                (ptr, stride, grid.mr * full)
+                (ptr, stride, panel)
             }
             (Source::Private, Some(block)) => {
                 let ptr = block.ptr::<T>();
                 let (stride, panel) = match k_major {
-                    true => (grid.mr, ks.len() * grid.mr),
+                    true => (k_step(grid.mr), ks.len() * k_step(grid.mr)),
                     false => (row_stride(ks.len()), row_stride(ks.len()) * grid.mr),
                 };
                 let between = if k_major { panel } else { stride };

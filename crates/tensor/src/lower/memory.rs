@@ -1,7 +1,8 @@
 //! Where the buffers of a plan live: lifetimes, and offsets in the arena.
 use crate::plan::{BufId, Fused, Kernel};
 
-const ALIGN: usize = 64;
+/// What storage buffers of WebGPU want of an offset.
+const ALIGN: usize = 256;
 
 /// The buffers a kernel reads and writes.
 pub(crate) fn touched(k: &Kernel) -> (Vec<BufId>, Vec<BufId>) {

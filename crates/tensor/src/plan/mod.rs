@@ -19,7 +19,7 @@ pub enum Place {
     Slot(u32),
     /// Output number `n` of the bindings: written.
     Output(u32),
-    /// Bytes from this offset of the arena, 64-byte aligned; shared in time.
+    /// Bytes from this offset of the arena, 256-byte aligned; shared in time.
     Arena(usize),
 }
 

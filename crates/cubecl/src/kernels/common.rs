@@ -1,0 +1,163 @@
+//! What kernels share: building their programs, and storing what programs leave.
+use crate::backend::Limits;
+use crate::code::{Code, Loc};
+use crate::interpret::place;
+use crate::plan::Bound;
+use crate::words::{self, Atomics, Buffers};
+use bimetal_tensor::plan::{Access, Fused, Place, Plan, register};
+use bimetal_tensor::{DType, Shape};
+use cubecl::prelude::*;
+
+/// A plan while a step of it is built.
+pub(super) struct Build<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) step: usize,
+    pub(super) limits: &'a Limits,
+}
+
+/// Elements that a unit computes together, so that what is stored fills words.
+pub(super) const GROUP: usize = 4;
+
+/// Which dense stores of small elements fill words.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Runs {
+    /// A unit has one element.
+    Single,
+    /// A unit has [`GROUP`] elements from a multiple of it, or fewer at the end of a run of this length, which starts anywhere.
+    Of(usize),
+    /// The same where the only run is the whole domain.
+    Whole,
+}
+
+impl Build<'_> {
+    /// An error if a buffer has a dtype that kernels cannot handle.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let wide = self.plan.buffers.iter().find(|b| b.dtype.size() == 8);
+        match wide {
+            None => Ok(()),
+            Some(b) => Err(format!(
+                "this device computes no {}; use f32 or i32, or the CPU",
+                b.dtype
+            )),
+        }
+    }
+
+    /// The number of elements of a domain, which kernels count in 32 bits.
+    pub(super) fn numel(&self, domain: &Shape) -> Result<usize, String> {
+        let n = domain.numel();
+        match n < (u32::MAX - 1024) as usize {
+            true => Ok(n),
+            false => Err(format!("{n} elements are more than kernels count (2^32); split the tensor")),
+        }
+    }
+
+    /// A program over `domain`.
+    pub(super) fn code(&self, fused: &Fused, domain: &Shape, runs: Runs, bound: &mut Bound) -> Code {
+        // Both closures number bindings of the same kernel.
+        let cell = std::cell::RefCell::new(bound);
+        let place = |a: &Access| self.same_place(a.buf as usize);
+        Code::new(
+            fused,
+            domain,
+            |a| cell.borrow_mut().buffer(place(a)),
+            |a, loc| {
+                let shared = !fills(loc, runs);
+                let mut bound = cell.borrow_mut();
+                match shared {
+                    true => (bound.atomic(place(a)), true),
+                    false => (bound.buffer(place(a)), false),
+                }
+            },
+        )
+    }
+
+    /// The first buffer in the same place: what is bound twice may be read before it is written.
+    pub(super) fn same_place(&self, buf: usize) -> usize {
+        let want = self.plan.buffers[buf].place;
+        match want {
+            Place::Arena(_) => buf,
+            _ => self
+                .plan
+                .buffers
+                .iter()
+                .position(|b| b.place == want)
+                .unwrap_or(buf),
+        }
+    }
+
+    /// Whether the step writes state, which it must not after a fault.
+    pub(super) fn guarded(&self) -> bool {
+        self.step >= self.plan.first_write
+    }
+}
+
+/// Whether stores to `loc` fill words.
+fn fills(loc: &Loc, runs: Runs) -> bool {
+    let per = 4 / loc.dtype.size();
+    match runs {
+        _ if per == 1 => true,
+        Runs::Single => false,
+        Runs::Of(run) => loc.is_dense() && run.is_multiple_of(per),
+        Runs::Whole => loc.is_dense(),
+    }
+}
+
+/// The index expression of an operand, as a program's load has it.
+pub(super) fn loc(access: &Access, domain: &Shape, binding: usize) -> Loc {
+    Loc::new(access, domain, binding)
+}
+
+/// Whether registers of `dtype` are floats.
+pub(super) fn is_float(dtype: DType) -> bool {
+    register(dtype) == DType::F32
+}
+
+/// Stores the results of [`GROUP`] programs for elements `i, i + 1, ...`, as far as they lie before `end`.
+#[cube]
+pub(super) fn emit(
+    buffers: &mut Buffers,
+    atomics: &Atomics,
+    files: &Sequence<Sequence<u32>>,
+    i: u32,
+    end: u32,
+    #[comptime] code: Code,
+) {
+    let count = comptime!(files.len());
+    #[unroll]
+    for n in 0..comptime!(code.stores.len()) {
+        let s = comptime!(code.stores[n].clone());
+        let dtype = comptime!(s.to.dtype);
+        let per = comptime!(4 / dtype.size());
+        if comptime!(s.shared || per == 1) {
+            #[unroll]
+            for j in 0..count {
+                let at = i + comptime!(j as u32);
+                if at < end {
+                    let value = *files.index(j).index(comptime!(s.register));
+                    let to = place(at, comptime!(s.to.clone()));
+                    if comptime!(s.shared) {
+                        words::store_part(atomics, comptime!(s.to.binding), to, value, dtype);
+                    } else {
+                        let words = buffers.index_mut(comptime!(s.to.binding));
+                        words[to as usize] = value;
+                    }
+                }
+            }
+        } else {
+            #[unroll]
+            for g in 0..comptime!(count / per) {
+                let first = i + comptime!((g * per) as u32);
+                if first < end {
+                    let mut word = 0u32.runtime();
+                    #[unroll]
+                    for j in 0..per {
+                        let value = *files.index(comptime!(g * per + j)).index(comptime!(s.register));
+                        word |= words::pack(value, dtype) << comptime!((j * 32 / per) as u32);
+                    }
+                    let words = buffers.index_mut(comptime!(s.to.binding));
+                    words[(first / comptime!(per as u32)) as usize] = word;
+                }
+            }
+        }
+    }
+}

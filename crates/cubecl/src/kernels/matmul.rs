@@ -1,0 +1,258 @@
+//! Products of matrices without matrix units: every unit computes a tile in registers.
+use super::Launch;
+use super::common::{Build, GROUP, Runs, emit, is_float, loc};
+use crate::code::{Code, Loc};
+use crate::interpret::{place, run};
+use crate::math::{bits, float};
+use crate::plan::{Bound, Cx};
+use crate::words::{self, Atomics, Buffers};
+use bimetal_tensor::graph::MatmulPrecision;
+use bimetal_tensor::plan::{Fused, MatOperand};
+use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape};
+use cubecl::prelude::*;
+
+/// Units of a cube along columns and rows.
+const WIDE: u32 = 8;
+const HIGH: u32 = 8;
+
+/// Products that are added one after the other before they join the rest: errors grow with the length of such runs.
+const RUN: u32 = 128;
+
+/// Sizes and operands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Shape2 {
+    m: u32,
+    n: u32,
+    k: u32,
+    a: Operand,
+    b: Operand,
+    precision: MatmulPrecision,
+    float: bool,
+    guarded: bool,
+    rows: usize,
+}
+
+/// An operand: where its elements lie over `[batch.., rows, columns]`, and what they are rounded to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Operand {
+    loc: Loc,
+    compute: DType,
+}
+
+#[cube]
+fn element(buffers: &Buffers, i: u32, #[comptime] o: Operand) -> u32 {
+    let at = place(i, comptime!(o.loc.clone()));
+    let stored = comptime!(o.loc.dtype);
+    let value = words::load(buffers, comptime!(o.loc.binding), at, stored);
+    if comptime!(o.compute != stored && o.compute.is_float() && o.compute.size() < 4) {
+        words::round(value, comptime!(o.compute), false)
+    } else {
+        value
+    }
+}
+
+/// An f32 with 10 bits of mantissa.
+#[cube]
+fn tf32(x: u32) -> u32 {
+    let odd = (x >> 13u32) & 1u32;
+    let near = (x + (0xfffu32 + odd)) & 0xffff_e000u32;
+    select((x & 0x7fff_ffffu32) >= 0x7f80_0000u32, x, near)
+}
+
+/// `acc + x y`.
+#[cube]
+fn product(acc: u32, x: u32, y: u32, #[comptime] s: Shape2) -> u32 {
+    if comptime!(!s.float) {
+        acc + x * y
+    } else {
+        match comptime!(s.precision) {
+            MatmulPrecision::Exact => bits(fma(float(x), float(y), float(acc))),
+            MatmulPrecision::Tf32 => bits(fma(float(tf32(x)), float(tf32(y)), float(acc))),
+            MatmulPrecision::Bf16x3 => {
+                let xh = float(words::round(x, DType::BF16, false));
+                let yh = float(words::round(y, DType::BF16, false));
+                let xl = float(words::round(bits(float(x) - xh), DType::BF16, false));
+                let yl = float(words::round(bits(float(y) - yh), DType::BF16, false));
+                bits(fma(xh, yh, fma(xl, yh, fma(xh, yl, float(acc)))))
+            }
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn matmul_kernel(
+    mut buffers: Buffers,
+    atomics: Atomics,
+    scalars: &[u32],
+    fault: &[u32],
+    #[comptime] s: Shape2,
+    #[comptime] epilogue: Code,
+) {
+    if comptime!(s.guarded) {
+        if fault[0] != 0u32 {
+            terminate!();
+        }
+    }
+    let batch = CUBE_POS_Z;
+    let col = (CUBE_POS_X * WIDE + UNIT_POS_X) * comptime!(GROUP as u32);
+    let row = (CUBE_POS_Y * HIGH + UNIT_POS_Y) * comptime!(s.rows as u32);
+    if col >= comptime!(s.n) || row >= comptime!(s.m) {
+        terminate!();
+    }
+    let cells = comptime!(s.rows * GROUP);
+    let mut total = Array::<u32>::new(cells);
+    let mut part = Array::<u32>::new(cells);
+    #[unroll]
+    for c in 0..cells {
+        total[c] = 0u32;
+    }
+    let a0 = batch * comptime!(s.m);
+    let b0 = batch * comptime!(s.k);
+    let mut k = 0u32.runtime();
+    while k < comptime!(s.k) {
+        let end = min(k + RUN, comptime!(s.k).runtime());
+        #[unroll]
+        for c in 0..cells {
+            part[c] = 0u32;
+        }
+        while k < end {
+            let mut right = Array::<u32>::new(GROUP);
+            #[unroll]
+            for j in 0..GROUP {
+                let c = min(col + comptime!(j as u32), comptime!(s.n - 1).runtime());
+                right[j] = element(&buffers, (b0 + k) * comptime!(s.n) + c, comptime!(s.b.clone()));
+            }
+            #[unroll]
+            for i in 0..comptime!(s.rows) {
+                let r = min(row + comptime!(i as u32), comptime!(s.m - 1).runtime());
+                let left = element(&buffers, (a0 + r) * comptime!(s.k) + k, comptime!(s.a.clone()));
+                #[unroll]
+                for j in 0..GROUP {
+                    let c = comptime!(i * GROUP + j);
+                    part[c] = product(part[c], left, right[j], comptime!(s.clone()));
+                }
+            }
+            k += 1u32;
+        }
+        #[unroll]
+        for c in 0..cells {
+            total[c] = if comptime!(s.float) {
+                bits(float(total[c]) + float(part[c]))
+            } else {
+                total[c] + part[c]
+            };
+        }
+    }
+    #[unroll]
+    for i in 0..comptime!(s.rows) {
+        let r = row + comptime!(i as u32);
+        if r < comptime!(s.m) {
+            let start = (a0 + r) * comptime!(s.n);
+            let end = start + comptime!(s.n);
+            let mut files = Sequence::<Sequence<u32>>::new();
+            #[unroll]
+            for j in 0..GROUP {
+                let at = min(start + col + comptime!(j as u32), end - 1u32);
+                let acc = total[comptime!(i * GROUP + j)];
+                let file = run(&buffers, scalars, at, acc, comptime!(epilogue.clone()));
+                files.push(file);
+            }
+            emit(&mut buffers, &atomics, &files, start + col, end, comptime!(epilogue.clone()));
+        }
+    }
+}
+
+/// A batched product with an epilogue.
+pub(super) struct Matmul {
+    shape: Shape2,
+    epilogue: Code,
+    bound: Bound,
+    batch: usize,
+}
+
+/// A shape with two more axes.
+fn with(batch: &Shape, rows: usize, cols: usize) -> Result<Shape, String> {
+    let mut dims = [0; MAX_RANK + 2];
+    dims[..batch.rank()].copy_from_slice(&batch[..]);
+    dims[batch.rank()] = rows;
+    dims[batch.rank() + 1] = cols;
+    Shape::new(&dims[..batch.rank() + 2]).ok_or_else(|| "a product has too many axes".into())
+}
+
+impl Matmul {
+    pub(super) fn new(
+        build: &Build<'_>,
+        batch: &Shape,
+        [m, n, k]: [usize; 3],
+        operands: [&MatOperand; 2],
+        precision: MatmulPrecision,
+        acc: DType,
+        epilogue: &Fused,
+    ) -> Result<Matmul, String> {
+        let domain = with(batch, m, n)?;
+        let shapes = [with(batch, m, k)?, with(batch, k, n)?];
+        build.numel(&domain)?;
+        let mut bound = Bound::default();
+        let mut both = Vec::with_capacity(2);
+        for (o, shape) in operands.iter().zip(&shapes) {
+            build.numel(shape)?;
+            let binding = bound.buffer(build.same_place(o.access.buf as usize));
+            both.push(Operand {
+                loc: loc(&o.access, shape, binding),
+                compute: o.compute,
+            });
+        }
+        let (b, a) = (both.pop(), both.pop());
+        let (Some(a), Some(b)) = (a, b) else {
+            return Err("a product has two operands".into());
+        };
+        let code = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
+        Ok(Matmul {
+            shape: Shape2 {
+                m: m as u32,
+                n: n as u32,
+                k: k as u32,
+                a,
+                b,
+                precision,
+                float: is_float(acc),
+                guarded: build.guarded(),
+                rows: if m >= 4 { 4 } else { 1 },
+            },
+            epilogue: code,
+            bound,
+            batch: batch.numel(),
+        })
+    }
+}
+
+impl Launch for Matmul {
+    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+        let s = &self.shape;
+        if self.batch == 0 || s.m == 0 || s.n == 0 {
+            return Ok(());
+        }
+        let (buffers, atomics) = cx.bind(&self.bound);
+        let columns = s.n.div_ceil(WIDE * GROUP as u32);
+        let rows = s.m.div_ceil(HIGH * s.rows as u32);
+        // SAFETY: accesses lie in their buffers, and units outside of the result stop.
+        unsafe {
+            matmul_kernel::launch_unchecked(
+                &cx.device.client,
+                CubeCount::Static(columns, rows, self.batch as u32),
+                CubeDim::new_2d(WIDE, HIGH),
+                buffers,
+                atomics,
+                cx.scalars(),
+                cx.fault(),
+                s.clone(),
+                self.epilogue.clone(),
+            )
+        };
+        Ok(())
+    }
+
+    fn buffers(&self) -> Vec<usize> {
+        self.bound.all()
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! What a driver calls `exp` or `sin` may be off by hundreds of units in the last place, and WGSL has no `erf`. These are the polynomials of the CPU backend
 //! (`bimetal-kernels`, where their sources and errors are given), so that devices agree to a few units. Nothing here relies on a fused
-//! multiply-add, on subnormal numbers, or on how comparisons treat NaN.
+//! multiply-add, on subnormal numbers, on how comparisons treat NaN, or on `(x + c) - c` being a rounding: drivers take that for x.
 use cubecl::prelude::*;
 
 /// The bits of infinity.
@@ -64,9 +64,8 @@ struct Parts {
 
 #[cube]
 fn exp_parts(hi: f32, lo: f32) -> Parts {
-    let t = hi * 1.442_695_1f32 + 12_582_912.0f32;
-    let n = i32::cast_from(bits(t)) - 0x4b40_0000i32;
-    let nf = t - 12_582_912.0f32;
+    let nf = (hi * 1.442_695_1f32 + 0.5f32).floor();
+    let n = i32::cast_from(nf);
     let r = hi - nf * 0.693_145_75f32;
     let r = r - nf * 1.428_606_8e-6f32 + lo;
     let q = 0.001_383_786_2f32 * r + 0.008_367_088f32;
@@ -357,9 +356,8 @@ pub(crate) fn gelu_tanh_grad(x: f32) -> f32 {
 /// `sin(x + shift pi/2)`. Below 8192 pi/2 is subtracted in three parts (Cody and Waite); beyond, the device's own function answers.
 #[cube]
 fn sin_shifted(x: f32, shift: u32) -> f32 {
-    let t = x * 0.636_619_75f32 + 12_582_912.0f32;
-    let n = t - 12_582_912.0f32;
-    let q = bits(t) + shift;
+    let n = (x * 0.636_619_75f32 + 0.5f32).floor();
+    let q = u32::reinterpret(i32::cast_from(n)) + shift;
     let r = x - n * 1.570_312_5f32;
     let r = r - n * 4.837_513e-4f32;
     let r = r - n * 7.549_79e-8f32;
@@ -452,16 +450,21 @@ pub(crate) fn remainder(x: f32, y: f32) -> f32 {
 #[cube]
 pub(crate) fn round_even(x: f32) -> f32 {
     let a = abs(x);
-    let r = (a + 8_388_608.0f32) - 8_388_608.0f32;
+    let down = a.floor();
+    let over = a - down;
+    let half = down * 0.5f32;
+    let odd = half.floor() != half;
+    let up = (over > 0.5f32) | ((over == 0.5f32) & odd);
+    let r = select(up, down + 1.0f32, down);
     select(a < 8_388_608.0f32, copysign(r, x), x)
 }
 
 /// `(sin, cos)` of `2 pi u`, u in `[0, 1]`: the first where `second` is false.
 #[cube]
 fn turn(u: f32, second: bool) -> f32 {
-    let t = u * 4.0f32 + 12_582_912.0f32;
-    let r = (u - (t - 12_582_912.0f32) * 0.25f32) * 6.283_185_5f32;
-    let q = bits(t) + select(second, 1u32, 0u32);
+    let n = (u * 4.0f32 + 0.5f32).floor();
+    let r = (u - n * 0.25f32) * 6.283_185_5f32;
+    let q = u32::cast_from(n) + select(second, 1u32, 0u32);
     let z = r * r;
     let s = -1.951_789_6e-4f32 * z + 0.008_332_187f32;
     let s = s * z - 0.166_666_55f32;

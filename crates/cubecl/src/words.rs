@@ -91,8 +91,10 @@ pub(crate) fn round(value: u32, #[comptime] dtype: DType, #[comptime] saturating
     if comptime!(dtype != DType::BF16) {
         // Adding a number whose last place is the format's least step rounds to that step.
         let m = comptime!(mini(dtype));
-        let magic = comptime!(f32::from_bits((127 + 24 - m.mantissa - m.bias) << 23));
-        let small = bits((float(magnitude) + magic) - magic);
+        let magic = comptime!((127 + 24 - m.mantissa - m.bias) << 23);
+        let steps = bits(float(magnitude) + comptime!(f32::from_bits(magic))) - magic;
+        let step = comptime!(f32::from_bits((127 + 1 - m.bias - m.mantissa) << 23));
+        let small = bits(f32::cast_from(steps) * step);
         near = select(magnitude < comptime!((128 - m.bias) << 23), small, near);
     }
     let top = comptime!((dtype.max_finite() as f32).to_bits());

@@ -40,9 +40,21 @@ impl Report {
     }
 }
 
+/// The values in a dtype: rounded by the device, or on the host where the device has no f64.
+fn leaf(data: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Tensor {
+    if device.info().support(DType::F64) != Support::No {
+        return Tensor::from_slice(data, shape, device).cast(dtype);
+    }
+    let mut bytes = vec![0; data.len() * dtype.size()];
+    let host: Vec<u8> = data.iter().flat_map(|v| v.to_ne_bytes()).collect();
+    let cast = bimetal_tensor::cast_slice(&host, DType::F64, &mut bytes, dtype, Default::default());
+    cast.expect("f64 casts to every dtype");
+    Tensor::from_bytes(&bytes, shape, dtype, device)
+}
+
 /// An input in some memory layout: the same elements reached through views of other buffers.
 fn layout(g: &mut Gen, data: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Tensor {
-    let leaf = |data: &[f64], shape: &[usize]| Tensor::from_slice(data, shape, device).cast(dtype);
+    let leaf = |data: &[f64], shape: &[usize]| leaf(data, shape, dtype, device);
     let rank = shape.len();
     let arr = |i: &[usize]| i.iter().zip(shape).fold(0, |l, (i, n)| l * n + i);
     let axis = g.below(rank.max(1));
@@ -143,7 +155,7 @@ pub(crate) fn inputs(
             if layouts {
                 layout(g, &data, i.shape(), d, device)
             } else {
-                Tensor::from_slice(&data, i.shape(), device).cast(d)
+                leaf(&data, i.shape(), d, device)
             }
         })
         .collect()

@@ -16,7 +16,7 @@ pub(crate) enum Op {
     Iota { size: u32, inner: u32 },
     Random {
         distribution: Distribution,
-        /// The first of three entries of the scalar table.
+        /// The first of three entries of the scalar table, counting that of zeros.
         key: u32,
         step: Option<usize>,
     },
@@ -89,10 +89,11 @@ pub(crate) struct Code {
 /// Words of an entry of the scalar table: as f32, as i32, as u32.
 pub(crate) const ENTRY: u32 = 4;
 
-/// The scalar table in the words of its registers.
+/// The scalar table in the words of its registers, behind an entry of zeros: a number whose value no compiler of kernels knows.
 pub(crate) fn scalar_words(scalars: &[f64]) -> Vec<u32> {
     let words = |v: &f64| [(*v as f32).to_bits(), *v as i32 as u32, *v as u32, (*v != 0.0) as u32];
-    scalars.iter().flat_map(words).collect()
+    let zero = [0; ENTRY as usize];
+    zero.into_iter().chain(scalars.iter().flat_map(words)).collect()
 }
 
 fn operands(i: &Instr) -> Vec<Reg> {
@@ -164,7 +165,7 @@ fn op(instr: &Instr, inputs: &[Access], domain: &Shape, read: &mut impl FnMut(&A
                 _ => (v != 0.0) as u32,
             }),
             Number::Table(t) => Op::Scalar(
-                t * ENTRY
+                (t + 1) * ENTRY
                     + match ty {
                         DType::F32 => 0,
                         DType::I32 => 1,
@@ -186,7 +187,7 @@ fn op(instr: &Instr, inputs: &[Access], domain: &Shape, read: &mut impl FnMut(&A
             step,
         } => Op::Random {
             distribution,
-            key,
+            key: key + 1,
             step: step.map(r),
         },
         Instr::Unary { op, a, ty } => Op::Unary(op, r(a), ty),

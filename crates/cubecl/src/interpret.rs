@@ -99,7 +99,8 @@ fn step(
             let y = *regs.index(b);
             let z = *regs.index(c);
             if comptime!(ty == DType::F32) {
-                bits(fma(float(x), float(y), float(z)))
+                // A driver's own need not be fused: the product in two parts, so that nothing is lost where both summands cancel.
+                bits(math::multiply_add(float(x), float(y), float(z), scalars[0]))
             } else {
                 x * y + z
             }

@@ -324,6 +324,22 @@ fn two_prod(a: f32, b: f32) -> Sum {
     Sum { hi, lo }
 }
 
+/// `a b + c`, with the error of the product, but rounded twice. `zero` is a zero that the compiler does not know, which keeps it from taking the error for 0.
+#[cube]
+pub(crate) fn multiply_add(a: f32, b: f32, c: f32, zero: u32) -> f32 {
+    let ah = float(bits(a) & 0xffff_f000u32);
+    let bh = float(bits(b) & 0xffff_f000u32);
+    let al = a - ah;
+    let bl = b - bh;
+    let hi = float(bits(a * b) ^ zero);
+    let high = float(bits(ah * bh) ^ zero);
+    let lo = ((high - hi) + ah * bl + al * bh) + al * bl;
+    let sum = float(bits(hi + c) ^ zero);
+    let y = sum + lo;
+    // Beyond the range the parts are no numbers.
+    select(is_finite(y), y, a * b + c)
+}
+
 /// The parts of `exp(-|y|)`, `y = 2 sqrt(2/pi) (x + 0.044715 x^3)`, for `|x| <= 11`.
 #[cube]
 fn tanh_form(a: f32) -> Parts {

@@ -187,10 +187,7 @@ impl Executable for GpuPlan {
     fn run(&self, b: &Bindings<'_>) -> Result<(), ExecError> {
         self.device.alive().map_err(|e| self.error(0, e))?;
         let (buffers, words) = self.buffers(b).map_err(|e| self.error(0, e))?;
-        let scalars = match scalar_words(b.scalars) {
-            s if s.is_empty() => vec![0],
-            s => s,
-        };
+        let scalars = scalar_words(b.scalars);
         let cx = Cx {
             device: &self.device,
             buffers,

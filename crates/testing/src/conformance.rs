@@ -237,6 +237,9 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
                                 r.failures.push(format!("{place}: {e}"));
                             }
                         }
+                        Err(e) if lacks(device, &e) => {
+                            r.skipped.push(format!("{} in {dtype}: {e}", case.name));
+                        }
                         Err(e) => r.failures.push(format!("{place}: {e}")),
                     }
                 }
@@ -244,6 +247,16 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
         }
     }
     r
+}
+
+/// Whether an error says that the device has no such dtype, and it has none.
+fn lacks(device: &Device, e: &bimetal_tensor::Error) -> bool {
+    match e.kind() {
+        bimetal_tensor::ErrorKind::DType { found, .. } => {
+            found.len() == 1 && device.info().support(found[0]) == Support::No
+        }
+        _ => false,
+    }
 }
 
 /// Random element-wise graphs with reductions and products must give the same bits fused and unfused.

@@ -2,9 +2,9 @@
 use crate::backend::Limits;
 use crate::code::{Code, Loc};
 use crate::interpret::place;
-use crate::plan::Bound;
+use crate::plan::{Bound, Cx};
 use crate::words::{self, Atomics, Buffers};
-use bimetal_tensor::plan::{Access, Fused, Place, Plan, register};
+use bimetal_tensor::plan::{Access, Dense, Fused, Place, Plan, register};
 use bimetal_tensor::{DType, Shape};
 use cubecl::prelude::*;
 
@@ -30,18 +30,6 @@ pub(super) enum Runs {
 }
 
 impl Build<'_> {
-    /// An error if a buffer has a dtype that kernels cannot handle.
-    pub(super) fn check(&self) -> Result<(), String> {
-        let wide = self.plan.buffers.iter().find(|b| b.dtype.size() == 8);
-        match wide {
-            None => Ok(()),
-            Some(b) => Err(format!(
-                "this device computes no {}; use f32 or i32, or the CPU",
-                b.dtype
-            )),
-        }
-    }
-
     /// The number of elements of a domain, which kernels count in 32 bits.
     pub(super) fn numel(&self, domain: &Shape) -> Result<usize, String> {
         let n = domain.numel();
@@ -160,4 +148,66 @@ pub(super) fn emit(
             }
         }
     }
+}
+
+/// Stores [`GROUP`] registers as elements `first, first + 1, ...` of a dense buffer, as far as they lie before `end`; `first` is a multiple of [`GROUP`].
+#[cube]
+pub(super) fn put(
+    buffers: &mut Buffers,
+    values: &Sequence<u32>,
+    first: u32,
+    end: u32,
+    #[comptime] binding: usize,
+    #[comptime] dtype: DType,
+) {
+    let per = comptime!(4 / dtype.size());
+    #[unroll]
+    for g in 0..comptime!(GROUP / per) {
+        let at = first + comptime!((g * per) as u32);
+        if at < end {
+            let mut word = 0u32.runtime();
+            #[unroll]
+            for j in 0..per {
+                let value = *values.index(comptime!(g * per + j));
+                word |= words::pack(value, dtype) << comptime!((j * 32 / per) as u32);
+            }
+            let words = buffers.index_mut(binding);
+            words[(at / comptime!(per as u32)) as usize] = word;
+        }
+    }
+}
+
+/// A dense operand of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Slab {
+    pub(super) binding: usize,
+    pub(super) dtype: DType,
+}
+
+#[cube]
+pub(super) fn get(buffers: &Buffers, at: u32, #[comptime] s: Slab) -> u32 {
+    words::load(buffers, comptime!(s.binding), at, comptime!(s.dtype))
+}
+
+impl Build<'_> {
+    /// Binds a dense operand.
+    pub(super) fn slab(&self, d: &Dense, bound: &mut Bound) -> Result<Slab, String> {
+        self.numel(&d.shape)?;
+        Ok(Slab {
+            binding: bound.buffer(self.same_place(d.buf as usize)),
+            dtype: d.dtype,
+        })
+    }
+}
+
+/// Units of a cube of kernels that give each unit its own elements.
+pub(super) const UNITS: u32 = 64;
+
+/// The grid of a kernel whose units have `each` of `numel` elements.
+pub(super) fn spread(cx: &Cx<'_>, numel: usize, each: usize) -> (CubeCount, CubeDim) {
+    let units = UNITS.min(cx.device.limits.max_units);
+    (
+        cx.grid(numel.div_ceil(each * units as usize)),
+        CubeDim::new_1d(units),
+    )
 }

@@ -1,13 +1,18 @@
 //! The kernels, and how a plan's steps become launches of them.
 mod arg_reduce;
 mod common;
+mod conv;
+mod host;
+mod index;
 mod map;
 mod matmul;
+mod pool;
 mod reduce;
+mod scan;
 
 use crate::backend::Limits;
 use crate::plan::Cx;
-use bimetal_tensor::ErrorKind;
+use bimetal_tensor::{ErrorKind, Shape};
 use bimetal_tensor::plan::{Kernel, Plan};
 use common::Build;
 
@@ -44,7 +49,6 @@ pub(crate) fn build(
     limits: &Limits,
 ) -> Result<Box<dyn Launch>, String> {
     let b = Build { plan, step, limits };
-    b.check()?;
     Ok(match kernel {
         Kernel::Map { domain, fused } => Box::new(map::Map::new(&b, domain, fused)?),
         Kernel::Reduce {
@@ -80,7 +84,133 @@ pub(crate) fn build(
             *acc,
             epilogue,
         )?),
+        Kernel::Conv2d {
+            conv,
+            input,
+            weight,
+            weight_compute,
+            shape,
+            epilogue,
+        } => {
+            let compute = *weight_compute;
+            Box::new(conv::Conv::forward(&b, conv, input, weight, compute, shape, epilogue)?)
+        }
+        Kernel::Conv2dGradInput {
+            conv,
+            weight,
+            weight_compute,
+            grad,
+            output,
+        } => Box::new(conv::Conv::input_grad(&b, conv, weight, *weight_compute, grad, output)?),
+        Kernel::Conv2dGradWeight {
+            conv,
+            input,
+            grad,
+            output,
+        } => Box::new(conv::Conv::weight_grad(&b, conv, input, grad, output)?),
+        Kernel::MaxPool2d {
+            pool,
+            input,
+            values,
+            indices,
+        } => {
+            let (values, indices) = (values.as_ref(), indices.as_ref());
+            Box::new(pool::Pool::forward(&b, pool, true, input, values, indices)?)
+        }
+        Kernel::AvgPool2d {
+            pool,
+            input,
+            output,
+        } => Box::new(pool::Pool::forward(&b, pool, false, input, Some(output), None)?),
+        Kernel::MaxPool2dGrad {
+            pool,
+            indices,
+            grad,
+            output,
+        } => Box::new(pool::Pool::grad(&b, pool, Some(indices), grad, output)?),
+        Kernel::AvgPool2dGrad { pool, grad, output } => {
+            Box::new(pool::Pool::grad(&b, pool, None, grad, output)?)
+        }
+        Kernel::Take {
+            outer,
+            inner,
+            size,
+            input,
+            index,
+            output,
+        } => {
+            let sizes = [*outer, *size, *inner];
+            Box::new(index::Index::new(&b, false, false, sizes, index, input, output)?)
+        }
+        Kernel::TakeGrad {
+            outer,
+            inner,
+            size,
+            index,
+            update,
+            output,
+        } => {
+            let sizes = [*outer, *size, *inner];
+            Box::new(index::Index::new(&b, true, false, sizes, index, update, output)?)
+        }
+        Kernel::GatherAlong {
+            axis,
+            input,
+            index,
+            output,
+        } => {
+            let sizes = around(&input.shape, *axis);
+            Box::new(index::Index::new(&b, false, true, sizes, index, input, output)?)
+        }
+        Kernel::ScatterAlong {
+            axis,
+            index,
+            update,
+            output,
+        } => {
+            let sizes = around(&output.shape, *axis);
+            Box::new(index::Index::new(&b, true, true, sizes, index, update, output)?)
+        }
+        Kernel::CumSum {
+            outer,
+            size,
+            inner,
+            reverse,
+            input,
+            output,
+        } => {
+            let sizes = [*outer, *size, *inner];
+            Box::new(scan::CumSum::new(&b, sizes, *reverse, input, output)?)
+        }
+        Kernel::Sort {
+            descending,
+            input,
+            values,
+            indices,
+        } => {
+            let (values, indices) = (values.as_ref(), indices.as_ref());
+            Box::new(scan::Sort::new(&b, *descending, input, values, indices)?)
+        }
         Kernel::Zero { output } => Box::new(map::Zero::new(*output)),
-        other => return Err(format!("the kernel `{}` is not written for GPUs yet", other.name())),
+        Kernel::Custom {
+            custom,
+            inputs,
+            outputs,
+        } => Box::new(host::Custom::new(custom, inputs, outputs)),
+        Kernel::AllReduce { .. } => {
+            return Err("no communicator: this device belongs to no group of ranks; evaluate collectives through a distributed strategy".into());
+        }
+        Kernel::Composite { composite, .. } => {
+            return Err(format!("{composite:?} has no kernel of its own on this device"));
+        }
     })
+}
+
+/// `[outer, size, inner]` of an axis.
+fn around(shape: &Shape, axis: usize) -> [usize; 3] {
+    [
+        shape[..axis].iter().product(),
+        shape[axis],
+        shape[axis + 1..].iter().product(),
+    ]
 }

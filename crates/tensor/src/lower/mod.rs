@@ -10,10 +10,41 @@ mod view;
 
 use crate::eval::trace::Flat;
 use crate::plan::{BufDesc, Place, Plan, Step};
-use crate::{Device, Label, Result};
+use crate::graph::Op;
+use crate::{Device, Error, ErrorKind, Label, Result, Support};
 use emit::{Buffers, Emitter};
 use fuse::Fusion;
 use std::cell::RefCell;
+
+/// An error at the first node of a dtype that the device does not compute.
+fn check_dtypes(ir: &ir::Ir, labels: &[&Label], device: &Device) -> Result<()> {
+    let info = device.info();
+    if info.dtypes.iter().all(|(_, s)| *s != Support::No) {
+        return Ok(());
+    }
+    for node in &ir.nodes {
+        // A number takes the dtype of its partner.
+        let outs = match node.op {
+            Op::Scalar(_) => &[][..],
+            _ => &node.outs[..],
+        };
+        if let Some(out) = outs.iter().find(|m| info.support(m.dtype) == Support::No) {
+            let kind = ErrorKind::DType {
+                detail: format!(
+                    "{} ({}) does not compute in {}; cast to float32 or int32 before, or use the CPU",
+                    info.name, info.kind, out.dtype
+                ),
+                found: vec![out.dtype],
+            };
+            let label = labels.get(node.origin as usize);
+            return Err(match label {
+                Some(l) => Error::at(node.op.name(), kind, (*l).clone()),
+                None => Error::new(node.op.name(), kind),
+            });
+        }
+    }
+    Ok(())
+}
 
 /// A plan with what its outputs are.
 pub(crate) struct Lowered {
@@ -31,6 +62,7 @@ pub(crate) fn lower(
     device: &Device,
 ) -> Result<Lowered> {
     let mut ir = ir::build(flat, device)?;
+    check_dtypes(&ir, labels, device)?;
     ir.materialize_requests();
     remat::rematerialize(&mut ir);
     let ir = ir;

@@ -107,6 +107,19 @@ fn operands(i: &Instr) -> Vec<Reg> {
     }
 }
 
+/// The register that a rounding to `dtype` rounds.
+fn unrounded(instr: &Instr, dtype: DType) -> Option<Reg> {
+    match *instr {
+        Instr::Round {
+            a,
+            from: DType::F32,
+            to,
+            overflow: CastMode::Nonsaturating,
+        } if to == dtype && dtype.is_float() => Some(a),
+        _ => None,
+    }
+}
+
 impl Code {
     /// A program over `domain`; `bind` numbers the bindings of inputs, and of outputs with whether words of theirs are shared.
     pub(crate) fn new(
@@ -117,7 +130,13 @@ impl Code {
     ) -> Code {
         let program = &fused.program;
         let mut needed = vec![false; program.instrs.len()];
-        for r in &program.outputs {
+        // Storing rounds: what was rounded for its buffer need not be rounded twice.
+        let stored = |(n, r): (usize, &Reg)| match fused.outputs.get(n) {
+            Some(access) => unrounded(&program.instrs[*r as usize], access.dtype).unwrap_or(*r),
+            None => *r,
+        };
+        let outputs: Vec<Reg> = program.outputs.iter().enumerate().map(stored).collect();
+        for r in &outputs {
             needed[*r as usize] = true;
         }
         for (i, instr) in program.instrs.iter().enumerate().rev() {
@@ -130,7 +149,7 @@ impl Code {
             false => Op::Nop,
         });
         let ops = ops.collect();
-        let stores = fused.outputs.iter().zip(&program.outputs).map(|(access, r)| {
+        let stores = fused.outputs.iter().zip(&outputs).map(|(access, r)| {
             let mut to = Loc::new(access, domain, 0);
             let (binding, shared) = write(access, &to);
             to.binding = binding;
@@ -144,7 +163,7 @@ impl Code {
         Code {
             ops,
             stores,
-            result: program.outputs.last().map_or(0, |r| *r as usize),
+            result: outputs.last().map_or(0, |r| *r as usize),
         }
     }
 }

@@ -361,8 +361,27 @@ fn convert(x: u32, #[comptime] from: DType, #[comptime] to: DType) -> u32 {
         (DType::I32, DType::F32) => bits(f32::cast_from(i32::reinterpret(x))),
         (DType::U32 | DType::Bool, DType::F32) => bits(f32::cast_from(x)),
         (DType::I32 | DType::U32, DType::Bool) => truth(x != 0u32),
+        // On the way to a narrower float, which f64 lets round once: so does f32 if it is rounded to odd.
+        (DType::U32, DType::F64) => bits(f32::cast_from(odd(x))),
+        (DType::I32, DType::F64) => {
+            let sign = x & 0x8000_0000u32;
+            let magnitude = select(sign != 0u32, 0u32 - x, x);
+            bits(f32::cast_from(odd(magnitude))) | sign
+        }
         _ => x,
     }
+}
+
+/// An integer with at most 24 significant bits, the last of which says whether any was lost.
+#[cube]
+fn odd(x: u32) -> u32 {
+    let mut drop = 0u32.runtime();
+    if x >= 0x100_0000u32 {
+        drop = 8u32 - x.leading_zeros();
+    }
+    let kept = (x >> drop) << drop;
+    let lost = select(kept != x, 1u32, 0u32);
+    kept | (lost << drop)
 }
 
 #[cube]

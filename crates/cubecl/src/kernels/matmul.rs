@@ -1,13 +1,14 @@
 //! Products of matrices without matrix units: every unit computes a tile in registers.
 use super::Launch;
-use super::common::{Build, GROUP, Runs, emit, is_float, loc};
+use super::common::{Build, GROUP, Runs, Slab, emit, is_float, loc};
+use super::source::{Layout, Operand, Sizes, element};
 use crate::code::{Code, Loc};
-use crate::interpret::{place, run};
+use crate::interpret::run;
 use crate::math::{bits, float};
 use crate::plan::{Bound, Cx};
 use crate::words::{self, Atomics, Buffers};
-use bimetal_tensor::graph::MatmulPrecision;
-use bimetal_tensor::plan::{Fused, MatOperand};
+use bimetal_tensor::graph::{Conv2d, MatmulPrecision};
+use bimetal_tensor::plan::{Access, Dense, Fused, Instr, MatOperand, Program};
 use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape};
 use cubecl::prelude::*;
 
@@ -30,25 +31,6 @@ struct Shape2 {
     float: bool,
     guarded: bool,
     rows: usize,
-}
-
-/// An operand: where its elements lie over `[batch.., rows, columns]`, and what they are rounded to.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Operand {
-    loc: Loc,
-    compute: DType,
-}
-
-#[cube]
-fn element(buffers: &Buffers, i: u32, #[comptime] o: Operand) -> u32 {
-    let at = place(i, comptime!(o.loc.clone()));
-    let stored = comptime!(o.loc.dtype);
-    let value = words::load(buffers, comptime!(o.loc.binding), at, stored);
-    if comptime!(o.compute != stored && o.compute.is_float() && o.compute.size() < 4) {
-        words::round(value, comptime!(o.compute), false)
-    } else {
-        value
-    }
 }
 
 /// An f32 with 10 bits of mantissa.
@@ -198,16 +180,33 @@ impl Matmul {
             build.numel(shape)?;
             let binding = bound.buffer(build.same_place(o.access.buf as usize));
             both.push(Operand {
-                loc: loc(&o.access, shape, binding),
+                binding,
+                dtype: o.access.dtype,
                 compute: o.compute,
+                layout: Layout::Strided(loc(&o.access, shape, binding)),
             });
         }
         let (b, a) = (both.pop(), both.pop());
         let (Some(a), Some(b)) = (a, b) else {
             return Err("a product has two operands".into());
         };
-        let code = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
-        Ok(Matmul {
+        let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
+        let sizes = [m, n, k];
+        let float = is_float(acc);
+        Ok(Matmul::of(build, sizes, [a, b], precision, float, epilogue, bound, batch.numel()))
+    }
+
+    fn of(
+        build: &Build<'_>,
+        [m, n, k]: [usize; 3],
+        [a, b]: [Operand; 2],
+        precision: MatmulPrecision,
+        float: bool,
+        epilogue: Code,
+        bound: Bound,
+        batch: usize,
+    ) -> Matmul {
+        Matmul {
             shape: Shape2 {
                 m: m as u32,
                 n: n as u32,
@@ -215,15 +214,135 @@ impl Matmul {
                 a,
                 b,
                 precision,
-                float: is_float(acc),
+                float,
                 guarded: build.guarded(),
                 rows: if m >= 4 { 4 } else { 1 },
             },
-            epilogue: code,
+            epilogue,
             bound,
-            batch: batch.numel(),
-        })
+            batch,
+        }
     }
+
+    /// A convolution: for each image and group the weights times the windows.
+    pub(super) fn conv(
+        build: &Build<'_>,
+        conv: &Conv2d,
+        input: &Dense,
+        weight: &Dense,
+        weight_compute: DType,
+        shape: &Shape,
+        epilogue: &Fused,
+    ) -> Result<Matmul, String> {
+        let s = Sizes::new(conv, &input.shape, &weight.shape, shape)?;
+        build.numel(shape)?;
+        let mut bound = Bound::default();
+        let (x, w) = (build.slab(input, &mut bound)?, build.slab(weight, &mut bound)?);
+        let taps = s.c * s.kh * s.kw;
+        let a = axes(w, weight_compute, &[(s.n, 0), (s.groups, s.o * taps), (s.o, taps), (taps, 1)]);
+        let sizes = [s.o as usize, (s.oh * s.ow) as usize, taps as usize];
+        let batch = (s.n * s.groups) as usize;
+        let b = Operand {
+            binding: x.binding,
+            dtype: x.dtype,
+            compute: x.dtype,
+            layout: Layout::Windows(s),
+        };
+        let code = build.code(epilogue, shape, Runs::Of(sizes[1]), &mut bound);
+        let exact = MatmulPrecision::Exact;
+        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+    }
+
+    /// The gradient of a convolution's input: for each image and group the weights, outputs across, times the gradients that reach each place.
+    pub(super) fn conv_input(
+        build: &Build<'_>,
+        conv: &Conv2d,
+        weight: &Dense,
+        weight_compute: DType,
+        grad: &Dense,
+        output: &Dense,
+    ) -> Result<Matmul, String> {
+        let s = Sizes::new(conv, &output.shape, &weight.shape, &grad.shape)?;
+        build.numel(&output.shape)?;
+        let mut bound = Bound::default();
+        let (y, w) = (build.slab(grad, &mut bound)?, build.slab(weight, &mut bound)?);
+        let taps = s.kh * s.kw;
+        let (group, across) = (s.o * s.c * taps, s.c * taps);
+        let strides = [(s.n, 0), (s.groups, group), (s.c, taps), (s.o, across), (taps, 1)];
+        let a = axes(w, weight_compute, &strides);
+        let sizes = [s.c as usize, (s.h * s.w) as usize, (s.o * taps) as usize];
+        let batch = (s.n * s.groups) as usize;
+        let b = Operand {
+            binding: y.binding,
+            dtype: y.dtype,
+            compute: y.dtype,
+            layout: Layout::Reached(s),
+        };
+        let (code, exact) = (whole(build, output, sizes[1], &mut bound), MatmulPrecision::Exact);
+        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+    }
+
+    /// The gradient of a convolution's weight: for each group the gradients times the windows, over all images and places.
+    pub(super) fn conv_weight(
+        build: &Build<'_>,
+        conv: &Conv2d,
+        input: &Dense,
+        grad: &Dense,
+        output: &Dense,
+    ) -> Result<Matmul, String> {
+        let s = Sizes::new(conv, &input.shape, &output.shape, &grad.shape)?;
+        build.numel(&output.shape)?;
+        let mut bound = Bound::default();
+        let (x, y) = (build.slab(input, &mut bound)?, build.slab(grad, &mut bound)?);
+        let places = s.oh * s.ow;
+        let image = s.groups * s.o * places;
+        let strides = [(s.groups, s.o * places), (s.o, places), (s.n, image), (places, 1)];
+        let a = axes(y.clone(), y.dtype, &strides);
+        let sizes = [s.o, s.c * s.kh * s.kw, s.n * places].map(|v| v as usize);
+        let batch = s.groups as usize;
+        let b = Operand {
+            binding: x.binding,
+            dtype: x.dtype,
+            compute: x.dtype,
+            layout: Layout::Taps(s),
+        };
+        let (code, exact) = (whole(build, output, sizes[1], &mut bound), MatmulPrecision::Exact);
+        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+    }
+}
+
+/// An operand with these sizes and strides, outermost first.
+fn axes(slab: Slab, compute: DType, axes: &[(u32, u32)]) -> Operand {
+    Operand {
+        binding: slab.binding,
+        dtype: slab.dtype,
+        compute,
+        layout: Layout::Strided(Loc {
+            binding: slab.binding,
+            dtype: slab.dtype,
+            offset: 0,
+            axes: axes.to_vec(),
+        }),
+    }
+}
+
+/// The program that stores a product, rounded once, in a dense buffer.
+fn whole(build: &Build<'_>, output: &Dense, run: usize, bound: &mut Bound) -> Code {
+    let access = Access {
+        buf: output.buf,
+        offset: 0,
+        strides: output.shape.strides(),
+        dtype: output.dtype,
+    };
+    let fused = Fused {
+        program: Program {
+            instrs: vec![Instr::Acc { ty: DType::F32 }],
+            outputs: vec![0],
+        },
+        inputs: Vec::new(),
+        outputs: vec![access],
+    };
+    build.code(&fused, &output.shape, Runs::Of(run), bound)
 }
 
 impl Launch for Matmul {

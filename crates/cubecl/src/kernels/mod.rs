@@ -1,7 +1,6 @@
 //! The kernels, and how a plan's steps become launches of them.
 mod arg_reduce;
 mod common;
-mod conv;
 mod host;
 mod index;
 mod map;
@@ -9,6 +8,7 @@ mod matmul;
 mod pool;
 mod reduce;
 mod scan;
+mod source;
 
 use crate::backend::Limits;
 use crate::plan::Cx;
@@ -93,7 +93,7 @@ pub(crate) fn build(
             epilogue,
         } => {
             let compute = *weight_compute;
-            Box::new(conv::Conv::forward(&b, conv, input, weight, compute, shape, epilogue)?)
+            Box::new(matmul::Matmul::conv(&b, conv, input, weight, compute, shape, epilogue)?)
         }
         Kernel::Conv2dGradInput {
             conv,
@@ -101,13 +101,13 @@ pub(crate) fn build(
             weight_compute,
             grad,
             output,
-        } => Box::new(conv::Conv::input_grad(&b, conv, weight, *weight_compute, grad, output)?),
+        } => Box::new(matmul::Matmul::conv_input(&b, conv, weight, *weight_compute, grad, output)?),
         Kernel::Conv2dGradWeight {
             conv,
             input,
             grad,
             output,
-        } => Box::new(conv::Conv::weight_grad(&b, conv, input, grad, output)?),
+        } => Box::new(matmul::Matmul::conv_weight(&b, conv, input, grad, output)?),
         Kernel::MaxPool2d {
             pool,
             input,

@@ -75,7 +75,7 @@ const COMMON: [[&str; 3]; 13] = [
         "NAME",
         "precision policy: float32, mixed_float16, mixed_bfloat16, ...",
     ],
-    ["device", "NAME", "device to train on: cpu"],
+    ["device", "NAME", "device to train on"],
     ["batch", "N", "samples of a batch"],
     ["data", "PATH", "other data"],
     ["limit", "N", "use only so many training samples"],
@@ -220,6 +220,10 @@ impl Defaults {
                 "batch" => format!(" (default: {})", self.batch),
                 "data" => format!(" (default: {})", self.data),
                 "seed" => " (default: 0)".to_string(),
+                "device" => format!(
+                    ": {} (default: cpu); wgpu and cuda need a build with the feature of that name",
+                    bimetal::devices().join(", ")
+                ),
                 _ => String::new(),
             };
             rows.push((format!("{name} {value}"), format!("{help}{default}")));

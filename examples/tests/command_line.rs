@@ -144,6 +144,19 @@ fn mistakes_are_one_message_and_lose_nothing() {
         }
         assert!(!text.contains("panicked"), "{arguments:?}: {text}");
     }
+    for (name, built) in [
+        ("wgpu", cfg!(feature = "wgpu")),
+        ("cuda", cfg!(feature = "cuda")),
+    ] {
+        if !built {
+            let out = run(&mnist, &scratch, &["--device", name]);
+            let text = String::from_utf8_lossy(&out.stderr);
+            assert!(
+                !out.status.success() && text.contains(&format!("--features {name}")),
+                "{name}: {text}"
+            );
+        }
+    }
     // Nothing began.
     assert!(!at("runs").join("steps.jsonl").exists());
     assert_eq!(std::fs::read_dir(at("old/checkpoints")).unwrap().count(), 0);

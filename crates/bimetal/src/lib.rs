@@ -39,7 +39,11 @@
 //!
 //! # Features
 //!
-//! - `cpu` (default): [`cpu`], the CPU backend.
+//! - `cpu` (default): the CPU backend, `bimetal::cpu()`.
+//! - `wgpu`: graphics adapters by Vulkan, Metal and DX12, `bimetal::wgpu()`.
+//! - `cuda`: NVIDIA GPUs, `bimetal::cuda(0)`.
+//!
+//! The last two compile a compiler of kernels, which takes some minutes. What runs where is said in `docs/gpu.md` of the repository.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod device;
@@ -48,15 +52,23 @@ pub mod prelude;
 pub use bimetal_autodiff as autodiff;
 #[cfg(feature = "cpu")]
 pub use bimetal_cpu as cpu_backend;
+#[cfg(feature = "cuda")]
+pub use bimetal_cuda as cuda_backend;
 pub use bimetal_data as data;
 pub use bimetal_layers as layers;
 pub use bimetal_optim as optim;
 pub use bimetal_precision as precision;
 pub use bimetal_tensor as tensor;
 pub use bimetal_train as train;
+#[cfg(feature = "wgpu")]
+pub use bimetal_wgpu as wgpu_backend;
 
 pub use bimetal_tensor::{DType, Device, Tensor};
 pub use bimetal_train::{Error, Result};
 #[cfg(feature = "cpu")]
 pub use device::cpu;
+#[cfg(feature = "cuda")]
+pub use device::cuda;
+#[cfg(feature = "wgpu")]
+pub use device::wgpu;
 pub use device::{device, devices};

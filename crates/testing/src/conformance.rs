@@ -4,20 +4,22 @@ use crate::cases::{Case, Input, all};
 use crate::random::Gen;
 use crate::reference;
 use bimetal_tensor::{DType, Device, Result, Support, Tensor};
+use std::collections::BTreeMap;
 
 /// What the suite found.
 #[derive(Debug, Default)]
 pub struct Report {
     pub checked: usize,
-    pub skipped: Vec<String>,
+    /// What the device cannot do, and how many cases that leaves out.
+    pub skipped: BTreeMap<String, usize>,
     pub failures: Vec<String>,
 }
 
 impl Report {
     /// Panics with the first failures, if there are any.
     pub fn assert_clean(&self) {
-        for s in &self.skipped {
-            println!("skipped: {s}");
+        for (why, cases) in &self.skipped {
+            println!("skipped: {cases} cases: {why}");
         }
         let n = self.failures.len();
         // The first of each operation and dtype, so that one fault does not hide the others.
@@ -41,7 +43,7 @@ impl Report {
 }
 
 /// The values in a dtype: rounded by the device, or on the host where the device has no f64.
-fn leaf(data: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Tensor {
+pub(crate) fn leaf(data: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Tensor {
     if device.info().support(DType::F64) != Support::No {
         return Tensor::from_slice(data, shape, device).cast(dtype);
     }
@@ -210,10 +212,8 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
             let case = maker(&mut g);
             for &dtype in case.dtypes {
                 if device.info().support(dtype) == Support::No {
-                    r.skipped.push(format!(
-                        "{} in {dtype}: the device has no such dtype",
-                        case.name
-                    ));
+                    let why = format!("the device has no {dtype}");
+                    *r.skipped.entry(why).or_default() += 1;
                     continue;
                 }
                 let x = inputs(&mut g, &case, dtype, true, device);

@@ -12,6 +12,7 @@
 #![allow(missing_docs)]
 pub mod cases;
 pub mod conformance;
+mod exact;
 pub mod gradcheck;
 pub mod random;
 pub mod random_graph;
@@ -37,5 +38,6 @@ mod guide {
         Data: "docs/guide/06-data.md",
         ComingFrom: "docs/guide/07-coming-from-pytorch-and-keras.md",
         SeeingPrecision: "docs/guide/08-seeing-precision.md",
+        Gpu: "docs/gpu.md",
     }
 }

@@ -82,9 +82,11 @@ pub fn eval(t: &Tensor) -> Result<Array> {
     Ok(memo[&(t.id(), t.output_index())].clone())
 }
 
-type Memo = HashMap<(NodeId, usize), Array>;
+/// Values by node and output.
+pub(crate) type Memo = HashMap<(NodeId, usize), Array>;
 
-fn compute(root: &Tensor, memo: &mut Memo, exact: bool) -> Result<()> {
+/// Computes a tensor and everything before it that `memo` does not hold; `exact`: nothing rounds.
+pub(crate) fn compute(root: &Tensor, memo: &mut Memo, exact: bool) -> Result<()> {
     root.check()?;
     let mut stack = vec![(root.clone(), 0usize)];
     while let Some((t, next)) = stack.pop() {

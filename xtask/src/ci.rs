@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use crate::args::Args;
 use crate::process::{cargo, run as run_command};
-use crate::{Result, readme, test, tidy};
+use crate::workspace::{CORE, GPU};
+use crate::{Result, gpu, readme, test, tidy};
 
 /// Everything that must hold before a change lands, cheapest first; all steps run, then it fails.
 pub fn run(args: Args) -> Result {
@@ -17,6 +18,7 @@ pub fn run(args: Args) -> Result {
         ("docs", docs_step),
         ("test", test::all),
         ("readme", readme::check),
+        ("gpu", gpu::check),
     ];
     let mut rows = Vec::new();
     for (name, step) in steps {
@@ -65,17 +67,35 @@ fn fmt_step() -> Result {
 }
 
 fn clippy_step() -> Result {
-    let all = "clippy --workspace --all-targets -- -D warnings \
-               -D clippy::undocumented_unsafe_blocks -D clippy::dbg_macro -D clippy::todo \
-               -D clippy::unimplemented";
+    lint(CORE, CORE)
+}
+
+/// Lints all targets of the chosen packages, and more strictly the libraries of others.
+fn lint(all: &str, libraries: &str) -> Result {
+    let all = format!(
+        "clippy {all} --all-targets -- -D warnings -D clippy::undocumented_unsafe_blocks \
+         -D clippy::dbg_macro -D clippy::todo -D clippy::unimplemented"
+    );
     run_command(&mut cargo(all.split_whitespace()))?;
     // Tests may unwrap; library code reports errors. `--lib` leaves the test modules out.
-    let library = "clippy --workspace --lib -- -D warnings -D clippy::unwrap_used -D clippy::panic";
-    run_command(&mut cargo(library.split_whitespace()))
+    let libraries = format!(
+        "clippy {libraries} --lib -- -D warnings -D clippy::unwrap_used -D clippy::panic"
+    );
+    run_command(&mut cargo(libraries.split_whitespace()))
 }
 
 fn docs_step() -> Result {
-    let mut command = cargo(["doc", "--workspace", "--no-deps"]);
+    document(&format!("doc {CORE} --no-deps"))
+}
+
+fn document(line: &str) -> Result {
+    let mut command = cargo(line.split_whitespace());
     command.env("RUSTDOCFLAGS", "-D warnings");
     run_command(&mut command)
+}
+
+/// Lints and documentation of the GPU crates, and of the facade with their features.
+pub fn gpu_lints() -> Result {
+    lint(GPU, GPU)?;
+    document(&format!("doc {GPU} --no-deps"))
 }

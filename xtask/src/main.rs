@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod ci;
 mod golden;
+mod gpu;
 mod kill;
 mod numerics;
 mod process;
@@ -43,8 +44,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         help: "all tests, then a list of what was skipped and why",
-        usage: "[--suite NAME] [suite options]",
+        usage: "[--suite NAME] [suite options] | --backend wgpu|cuda [--suite conformance|gradcheck|pitfalls]",
         run: test::run,
+    },
+    Task {
+        name: "gpu",
+        help: "lints, documentation and tests of the GPU crates; on software Vulkan where there is no GPU",
+        usage: "",
+        run: gpu::run,
     },
     Task {
         name: "fmt",

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::args::Args;
 use crate::process::{cargo, shown};
 use crate::tables::{self, State};
-use crate::workspace::Metadata;
+use crate::workspace::{CORE, GPU, GPU_CRATES, Metadata};
 use crate::{Result, kill, simd};
 
 /// What `cargo test` reported.
@@ -26,6 +26,11 @@ struct Report {
 
 /// The `test` task.
 pub fn run(mut args: Args) -> Result {
+    if let Some(name) = args.option::<String>("--backend")? {
+        let suite = args.option::<String>("--suite")?;
+        args.finish()?;
+        return backend(&name, suite.as_deref());
+    }
     match args.option::<String>("--suite")? {
         None => {
             args.finish()?;
@@ -45,7 +50,7 @@ pub fn run(mut args: Args) -> Result {
 pub fn all() -> Result {
     let mut report = Report::default();
     let outcome = execute(
-        cargo(["test", "--workspace", "--no-fail-fast"]),
+        cargo(format!("test {CORE} --no-fail-fast").split_whitespace()),
         &mut report,
     );
     for name in ["kill", "simd", "valgrind"] {
@@ -53,6 +58,67 @@ pub fn all() -> Result {
             "suite {name}: it takes minutes, run `cargo xtask test --suite {name}` for it"
         ));
     }
+    report.skipped.push(
+        "the GPU crates: they compile for many minutes, run `cargo xtask gpu` for them".to_string(),
+    );
+    finish(outcome, &report)
+}
+
+/// The suites that every backend is put through.
+const BACKEND_SUITES: [&str; 3] = ["conformance", "gradcheck", "pitfalls"];
+
+/// The suites of a backend on a device of this machine; without one it says what was skipped, and that is no error.
+pub fn backend(name: &str, suite: Option<&str>) -> Result {
+    let cargo_test = match name {
+        "cpu" => "test -p bimetal-testing".to_string(),
+        "wgpu" | "cuda" => format!("test {GPU}"),
+        _ => return Err(format!("unknown backend `{name}`; there are cpu, wgpu, cuda")),
+    };
+    let suites: Vec<&str> = match suite {
+        None => BACKEND_SUITES.to_vec(),
+        Some(one) if BACKEND_SUITES.contains(&one) => vec![one],
+        Some(other) => {
+            return Err(format!(
+                "unknown suite `{other}` of a backend; there are {}",
+                BACKEND_SUITES.join(", ")
+            ));
+        }
+    };
+    let mut report = Report::default();
+    let mut run = |suite: &str| {
+        let mut command = cargo(format!("{cargo_test} --test {suite}").split_whitespace());
+        command.env("BIMETAL_TEST_DEVICE", name);
+        execute(command, &mut report).map(|()| report.skipped.len())
+    };
+    if run("device")? > 0 {
+        for suite in &suites {
+            report.skipped.push(format!("suite {suite} on {name}: no such device here"));
+        }
+        return finish(Ok(()), &report);
+    }
+    let mut outcome = Ok(());
+    for suite in &suites {
+        outcome = outcome.and(run(suite).map(drop));
+    }
+    if suites.contains(&"pitfalls") {
+        for line in tables::pitfalls(&report.tests) {
+            println!("{line}");
+        }
+    }
+    finish(outcome, &report)
+}
+
+/// The tests that the GPU crates have of their own.
+pub fn gpu_crates() -> Result {
+    let mut report = Report::default();
+    let metadata = Metadata::read()?;
+    let mut line = format!("test {GPU} --no-fail-fast --lib");
+    for (target, package) in metadata.targets("test") {
+        if GPU_CRATES.contains(&package) {
+            line += &format!(" --test {target}");
+        }
+    }
+    let outcome = execute(cargo(line.split_whitespace()), &mut report);
     finish(outcome, &report)
 }
 
@@ -120,7 +186,10 @@ fn execute(mut command: Command, report: &mut Report) -> Result {
 impl Report {
     /// Takes in one line of output; whether it is worth showing.
     fn read(&mut self, line: &str) -> bool {
-        if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
+        // Many tests may say the same.
+        if let Some(reason) = line.trim_start().strip_prefix("skipped: ")
+            && !self.skipped.iter().any(|known| known == reason)
+        {
             self.skipped.push(reason.to_string());
         }
         if let Some((test, note)) = line

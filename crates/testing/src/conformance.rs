@@ -3,7 +3,7 @@
 use crate::cases::{Case, Input, all};
 use crate::random::Gen;
 use crate::reference;
-use bimetal_tensor::{DType, Device, Result, Support, Tensor};
+use bimetal_tensor::{DType, Device, Error, ErrorKind, Result, Support, Tensor};
 use std::collections::BTreeMap;
 
 /// What the suite found.
@@ -237,8 +237,9 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
                                 r.failures.push(format!("{place}: {e}"));
                             }
                         }
-                        Err(e) if lacks(device, &e) => {
-                            r.skipped.push(format!("{} in {dtype}: {e}", case.name));
+                        Err(e) if let Some(d) = lacking(device, &e) => {
+                            let why = format!("the device has no {d}");
+                            *r.skipped.entry(why).or_default() += 1;
                         }
                         Err(e) => r.failures.push(format!("{place}: {e}")),
                     }
@@ -249,13 +250,14 @@ pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
     r
 }
 
-/// Whether an error says that the device has no such dtype, and it has none.
-fn lacks(device: &Device, e: &bimetal_tensor::Error) -> bool {
+/// The dtype that the device has not, if that is what an error says.
+fn lacking(device: &Device, e: &Error) -> Option<DType> {
     match e.kind() {
-        bimetal_tensor::ErrorKind::DType { found, .. } => {
-            found.len() == 1 && device.info().support(found[0]) == Support::No
-        }
-        _ => false,
+        ErrorKind::DType { found, .. } => found
+            .iter()
+            .copied()
+            .find(|d| device.info().support(*d) == Support::No),
+        _ => None,
     }
 }
 

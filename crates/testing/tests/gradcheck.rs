@@ -1,14 +1,10 @@
-//! Derivatives of every operation on the CPU backend.
-use bimetal_testing::gradcheck;
+//! Derivatives of every operation on a device.
+mod common;
 
-fn seed() -> u64 {
-    std::env::var("BIMETAL_TEST_SEED")
-        .ok()
-        .and_then(|s| s.parse().ok())
-        .unwrap_or(1)
-}
+use bimetal_testing::gradcheck;
+use common::{device, rounds, seed};
 
 #[test]
 fn first_and_second_derivatives_agree_with_differences() {
-    gradcheck::run(&bimetal_cpu::cpu(), seed(), 3, true).assert_clean();
+    gradcheck::run(&device(), seed(), rounds(3), true).assert_clean();
 }

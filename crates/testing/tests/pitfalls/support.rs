@@ -8,7 +8,7 @@ use bimetal::optim::{Optimizer, StepHandle};
 use bimetal::precision::{
     DynamicLossScale, Grads, LossScale, LossScaler, Policy, PolicyMap, Unscaled,
 };
-use bimetal::tensor::Slot;
+use bimetal::tensor::{Slot, Support};
 use bimetal::train::{Output, Task, TensorBatch};
 use bimetal::{DType, Device, Tensor};
 use std::path::PathBuf;
@@ -49,6 +49,14 @@ pub fn applied(store: &ParamStore) -> u32 {
 
 pub fn dynamic(device: &Device) -> LossScaler {
     LossScaler::new(LossScale::dynamic(), device).unwrap()
+}
+
+/// Where a float64 run is made that others are compared with: the device itself, or the CPU where it has no f64.
+pub fn reference(device: &Device) -> Device {
+    match device.info().support(DType::F64) {
+        Support::No => bimetal::cpu(),
+        _ => device.clone(),
+    }
 }
 
 /// Within `tolerance` of the wanted values, or of 1 where they are smaller.

@@ -78,9 +78,8 @@ fn lint(all: &str, libraries: &str) -> Result {
     );
     run_command(&mut cargo(all.split_whitespace()))?;
     // Tests may unwrap; library code reports errors. `--lib` leaves the test modules out.
-    let libraries = format!(
-        "clippy {libraries} --lib -- -D warnings -D clippy::unwrap_used -D clippy::panic"
-    );
+    let libraries =
+        format!("clippy {libraries} --lib -- -D warnings -D clippy::unwrap_used -D clippy::panic");
     run_command(&mut cargo(libraries.split_whitespace()))
 }
 

@@ -72,7 +72,11 @@ pub fn backend(name: &str, suite: Option<&str>) -> Result {
     let cargo_test = match name {
         "cpu" => "test -p bimetal-testing".to_string(),
         "wgpu" | "cuda" => format!("test {GPU}"),
-        _ => return Err(format!("unknown backend `{name}`; there are cpu, wgpu, cuda")),
+        _ => {
+            return Err(format!(
+                "unknown backend `{name}`; there are cpu, wgpu, cuda"
+            ));
+        }
     };
     let suites: Vec<&str> = match suite {
         None => BACKEND_SUITES.to_vec(),
@@ -92,7 +96,9 @@ pub fn backend(name: &str, suite: Option<&str>) -> Result {
     };
     if run("device")? > 0 {
         for suite in &suites {
-            report.skipped.push(format!("suite {suite} on {name}: no such device here"));
+            report
+                .skipped
+                .push(format!("suite {suite} on {name}: no such device here"));
         }
         return finish(Ok(()), &report);
     }

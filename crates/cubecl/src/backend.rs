@@ -5,7 +5,8 @@ use crate::plan::GpuPlan;
 use bimetal_tensor::graph::Composite;
 use bimetal_tensor::plan::{Meta, Plan};
 use bimetal_tensor::{
-    Backend, Buffer, DeviceInfo, Error, ErrorKind, ExecError, Executable, Label, MemoryReport, Result,
+    Backend, Buffer, DeviceInfo, Error, ErrorKind, ExecError, Executable, Label, MemoryReport,
+    Result,
 };
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
@@ -155,7 +156,11 @@ impl Shared {
     pub(crate) fn read(&self, op: &'static str, handles: Vec<Handle>) -> Result<Vec<Bytes>> {
         match self.read_all(handles) {
             Ok((bytes, None)) => Ok(bytes),
-            Ok((_, Some(f))) => Err(Error::at(f.op, f.kind, f.label.unwrap_or_else(Label::current))),
+            Ok((_, Some(f))) => Err(Error::at(
+                f.op,
+                f.kind,
+                f.label.unwrap_or_else(Label::current),
+            )),
             Err(e) => Err(Error::device(op, e)),
         }
     }

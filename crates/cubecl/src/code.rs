@@ -13,7 +13,10 @@ pub(crate) enum Op {
     /// A word of the scalar table.
     Scalar(u32),
     /// The index along an axis of this size, with so many elements behind it.
-    Iota { size: u32, inner: u32 },
+    Iota {
+        size: u32,
+        inner: u32,
+    },
     Random {
         distribution: Distribution,
         /// The first of three entries of the scalar table, counting that of zeros.
@@ -24,9 +27,21 @@ pub(crate) enum Op {
     Binary(Binary, usize, usize, DType),
     Select(usize, usize, usize),
     Fma(usize, usize, usize, DType),
-    Convert { a: usize, from: DType, to: DType },
-    Round { a: usize, to: DType, saturating: bool },
-    RoundStochastic { a: usize, noise: usize, to: DType },
+    Convert {
+        a: usize,
+        from: DType,
+        to: DType,
+    },
+    Round {
+        a: usize,
+        to: DType,
+        saturating: bool,
+    },
+    RoundStochastic {
+        a: usize,
+        noise: usize,
+        to: DType,
+    },
     /// The register is not needed.
     Nop,
 }
@@ -53,7 +68,10 @@ impl Loc {
                 _ => axes.push((n, s)),
             }
         }
-        let axes = axes.iter().map(|a| (a.0 as u32, a.1 as i32 as u32)).collect();
+        let axes = axes
+            .iter()
+            .map(|a| (a.0 as u32, a.1 as i32 as u32))
+            .collect();
         Loc {
             binding,
             dtype: access.dtype,
@@ -91,14 +109,25 @@ pub(crate) const ENTRY: u32 = 4;
 
 /// The scalar table in the words of its registers, behind an entry of zeros: a number whose value no compiler of kernels knows.
 pub(crate) fn scalar_words(scalars: &[f64]) -> Vec<u32> {
-    let words = |v: &f64| [(*v as f32).to_bits(), *v as i32 as u32, *v as u32, (*v != 0.0) as u32];
+    let words = |v: &f64| {
+        [
+            (*v as f32).to_bits(),
+            *v as i32 as u32,
+            *v as u32,
+            (*v != 0.0) as u32,
+        ]
+    };
     let zero = [0; ENTRY as usize];
-    zero.into_iter().chain(scalars.iter().flat_map(words)).collect()
+    zero.into_iter()
+        .chain(scalars.iter().flat_map(words))
+        .collect()
 }
 
 fn operands(i: &Instr) -> Vec<Reg> {
     match *i {
-        Instr::Load { .. } | Instr::Acc { .. } | Instr::Number { .. } | Instr::Iota { .. } => vec![],
+        Instr::Load { .. } | Instr::Acc { .. } | Instr::Number { .. } | Instr::Iota { .. } => {
+            vec![]
+        }
         Instr::Random { step, .. } => step.into_iter().collect(),
         Instr::Unary { a, .. } | Instr::Convert { a, .. } | Instr::Round { a, .. } => vec![a],
         Instr::Binary { a, b, .. } | Instr::RoundStochastic { a, noise: b, .. } => vec![a, b],
@@ -141,13 +170,19 @@ impl Code {
         }
         for (i, instr) in program.instrs.iter().enumerate().rev() {
             if needed[i] {
-                operands(instr).iter().for_each(|r| needed[*r as usize] = true);
+                operands(instr)
+                    .iter()
+                    .for_each(|r| needed[*r as usize] = true);
             }
         }
-        let ops = program.instrs.iter().zip(&needed).map(|(instr, needed)| match needed {
-            true => op(instr, &fused.inputs, domain, &mut read),
-            false => Op::Nop,
-        });
+        let ops = program
+            .instrs
+            .iter()
+            .zip(&needed)
+            .map(|(instr, needed)| match needed {
+                true => op(instr, &fused.inputs, domain, &mut read),
+                false => Op::Nop,
+            });
         let ops = ops.collect();
         let stores = fused.outputs.iter().zip(&outputs).map(|(access, r)| {
             let mut to = Loc::new(access, domain, 0);
@@ -168,7 +203,12 @@ impl Code {
     }
 }
 
-fn op(instr: &Instr, inputs: &[Access], domain: &Shape, read: &mut impl FnMut(&Access) -> usize) -> Op {
+fn op(
+    instr: &Instr,
+    inputs: &[Access],
+    domain: &Shape,
+    read: &mut impl FnMut(&Access) -> usize,
+) -> Op {
     let r = |reg: Reg| reg as usize;
     match *instr {
         Instr::Load { input } => {
@@ -214,7 +254,9 @@ fn op(instr: &Instr, inputs: &[Access], domain: &Shape, read: &mut impl FnMut(&A
         Instr::Select { c, a, b, .. } => Op::Select(r(c), r(a), r(b)),
         Instr::Fma { a, b, c, ty } => Op::Fma(r(a), r(b), r(c), ty),
         Instr::Convert { a, from, to } => Op::Convert { a: r(a), from, to },
-        Instr::Round { a, to, overflow, .. } => Op::Round {
+        Instr::Round {
+            a, to, overflow, ..
+        } => Op::Round {
             a: r(a),
             to,
             saturating: overflow == CastMode::Saturating,

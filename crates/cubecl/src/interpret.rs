@@ -138,7 +138,13 @@ pub(crate) fn store(
         let at = place(i, comptime!(s.to.clone()));
         let value = *regs.index(comptime!(s.register));
         if comptime!(s.shared) {
-            words::store_part(atomics, comptime!(s.to.binding), at, value, comptime!(s.to.dtype));
+            words::store_part(
+                atomics,
+                comptime!(s.to.binding),
+                at,
+                value,
+                comptime!(s.to.dtype),
+            );
         } else {
             let words = buffers.index_mut(comptime!(s.to.binding));
             words[at as usize] = value;

@@ -72,7 +72,10 @@ fn exp_parts(hi: f32, lo: f32) -> Parts {
     let q = q * r + 0.041_667_75f32;
     let q = q * r + 0.166_665_39f32;
     let q = q * r + 0.499_999_97f32;
-    Parts { n, p: r * r * q + r }
+    Parts {
+        n,
+        p: r * r * q + r,
+    }
 }
 
 /// `c 2^n (1 + p)`; in two halves, because n may lie beyond the exponents of f32.
@@ -123,7 +126,10 @@ pub(crate) fn tanh(x: f32) -> f32 {
 
 #[cube]
 fn exp_neg(x: f32) -> f32 {
-    times(&exp_parts(select(x < -104.0f32, -104.0f32, x), 0.0f32), 1.0f32)
+    times(
+        &exp_parts(select(x < -104.0f32, -104.0f32, x), 0.0f32),
+        1.0f32,
+    )
 }
 
 #[cube]
@@ -189,7 +195,10 @@ fn log_parts(e: f32, f: f32) -> Sum {
     let back = hi - a;
     let lo = (a - (hi - back)) + (f - back) + r;
     let sum = hi + lo;
-    Sum { hi: sum, lo: lo - (sum - hi) }
+    Sum {
+        hi: sum,
+        lo: lo - (sum - hi),
+    }
 }
 
 #[cube]
@@ -304,7 +313,10 @@ pub(crate) fn gelu_grad(x: f32) -> f32 {
     let a = select(a > 14.5f32, 14.5f32, a);
     let e = density(a);
     // The division is not reached by a = 0: `near` is chosen there.
-    let far = times(&e, tail_factor(a) / select(a < 0.5f32, 0.5f32, a) - 0.398_942_3f32 * a);
+    let far = times(
+        &e,
+        tail_factor(a) / select(a < 0.5f32, 0.5f32, a) - 0.398_942_3f32 * a,
+    );
     let slope = near_factor(a) + times(&e, 0.398_942_3f32);
     let near = 0.5f32 - a * slope;
     let g = select(a < 0.75f32, near, far);
@@ -452,14 +464,22 @@ pub(crate) fn remainder(x: f32, y: f32) -> f32 {
     let r = x - q * y;
     // The quotient may be off by one.
     let r = select(abs(r) >= abs(y), r - copysign(y, r), r);
-    let r = select(r != 0.0f32 && (r < 0.0f32) != (x < 0.0f32), r + copysign(y, x), r);
+    let r = select(
+        r != 0.0f32 && (r < 0.0f32) != (x < 0.0f32),
+        r + copysign(y, x),
+        r,
+    );
     let r = select(r != 0.0f32 && (r < 0.0f32) != (y < 0.0f32), r + y, r);
     let r = select(r == 0.0f32, copysign(0.0f32, y), r);
     // A finite number by an infinite one.
     let same = x == 0.0f32 || (x < 0.0f32) == (y < 0.0f32);
     let far = select(same, x, y);
     let r = select(is_finite(x) && bits(abs(y)) == INF, far, r);
-    select(is_nan(x) || is_nan(y) || y == 0.0f32 || !is_finite(x), float(NAN), r)
+    select(
+        is_nan(x) || is_nan(y) || y == 0.0f32 || !is_finite(x),
+        float(NAN),
+        r,
+    )
 }
 
 /// To the nearest integer, ties to even.

@@ -76,7 +76,9 @@ impl Cx<'_> {
         }
         for b in &bound.atomics {
             // SAFETY: the handle has as many words.
-            atomics.push(unsafe { BufferArg::from_raw_parts(self.buffers[*b].clone(), self.words[*b]) });
+            atomics.push(unsafe {
+                BufferArg::from_raw_parts(self.buffers[*b].clone(), self.words[*b])
+            });
         }
         (words, atomics)
     }
@@ -212,7 +214,11 @@ impl Executable for GpuPlan {
                 let check = written.iter().map(|b| cx.handle(*b));
                 self.device.client.check(check).map_err(|e| {
                     let node = self.plan.steps[i].kernel.name();
-                    let detail = format!("{}: kernel `{node}` failed: {}", self.device.name, first_lines(&e));
+                    let detail = format!(
+                        "{}: kernel `{node}` failed: {}",
+                        self.device.name,
+                        first_lines(&e)
+                    );
                     self.error(i, self.device.fail(detail))
                 })?;
             }

@@ -65,7 +65,11 @@ pub(crate) fn widen(pattern: u32, #[comptime] dtype: DType) -> u32 {
         let step = comptime!(f32::from_bits((127 + 1 - m.bias - m.mantissa) << 23));
         let small = bits(f32::cast_from(magnitude) * step);
         let value = select(magnitude < comptime!(1u32 << m.mantissa), small, normal);
-        let value = select(magnitude >= comptime!(m.inf), widen_special(magnitude, m), value);
+        let value = select(
+            magnitude >= comptime!(m.inf),
+            widen_special(magnitude, m),
+            value,
+        );
         value | sign
     }
 }
@@ -84,7 +88,11 @@ fn widen_special(magnitude: u32, #[comptime] m: Mini) -> u32 {
 pub(crate) fn round(value: u32, #[comptime] dtype: DType, #[comptime] saturating: bool) -> u32 {
     let magnitude = value & 0x7fff_ffffu32;
     let sign = value & 0x8000_0000u32;
-    let drop = comptime!(if dtype == DType::BF16 { 16 } else { 23 - mini(dtype).mantissa });
+    let drop = comptime!(if dtype == DType::BF16 {
+        16
+    } else {
+        23 - mini(dtype).mantissa
+    });
     let odd = (magnitude >> drop) & 1u32;
     let near = magnitude + (comptime!((1u32 << (drop - 1)) - 1) + odd);
     let mut near = near & comptime!(!((1u32 << drop) - 1));

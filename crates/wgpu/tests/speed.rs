@@ -30,10 +30,19 @@ fn kernels() {
         };
         let (a, b) = (leaf(&[512, 512]), leaf(&[512, 512]));
         time(&format!("{dtype} matmul 512^3"), &d, || vec![a.matmul(&b)]);
-        time(&format!("{dtype} matmul 512^3 NT"), &d, || vec![a.matmul(&b.t())]);
+        time(&format!("{dtype} matmul 512^3 NT"), &d, || {
+            vec![a.matmul(&b.t())]
+        });
         let (x, w) = (leaf(&[64, 32, 26, 26]), leaf(&[64, 32, 3, 3]));
-        let conv = bimetal_tensor::graph::Conv2d { stride: [1, 1], padding: [0; 4], dilation: [1, 1], groups: 1 };
-        time(&format!("{dtype} conv 64x32x26x26 -> 64"), &d, || vec![x.conv2d(&w, conv)]);
+        let conv = bimetal_tensor::graph::Conv2d {
+            stride: [1, 1],
+            padding: [0; 4],
+            dilation: [1, 1],
+            groups: 1,
+        };
+        time(&format!("{dtype} conv 64x32x26x26 -> 64"), &d, || {
+            vec![x.conv2d(&w, conv)]
+        });
         let y = x.conv2d(&w, conv);
         bimetal_tensor::eval(&[&y]).unwrap();
         time(&format!("{dtype} conv both gradients"), &d, || {
@@ -42,7 +51,11 @@ fn kernels() {
         });
         let big = leaf(&[8192, 256]);
         time(&format!("{dtype} gelu 2M"), &d, || vec![big.gelu()]);
-        time(&format!("{dtype} softmax 8192x256"), &d, || vec![big.softmax(-1)]);
-        time(&format!("{dtype} column sum 8192x256"), &d, || vec![big.sum(&[0], false)]);
+        time(&format!("{dtype} softmax 8192x256"), &d, || {
+            vec![big.softmax(-1)]
+        });
+        time(&format!("{dtype} column sum 8192x256"), &d, || {
+            vec![big.sum(&[0], false)]
+        });
     }
 }

@@ -102,4 +102,3 @@ impl Launch for ArgReduce {
         self.bound.all()
     }
 }
-

@@ -35,12 +35,20 @@ impl Build<'_> {
         let n = domain.numel();
         match n < (u32::MAX - 1024) as usize {
             true => Ok(n),
-            false => Err(format!("{n} elements are more than kernels count (2^32); split the tensor")),
+            false => Err(format!(
+                "{n} elements are more than kernels count (2^32); split the tensor"
+            )),
         }
     }
 
     /// A program over `domain`.
-    pub(super) fn code(&self, fused: &Fused, domain: &Shape, runs: Runs, bound: &mut Bound) -> Code {
+    pub(super) fn code(
+        &self,
+        fused: &Fused,
+        domain: &Shape,
+        runs: Runs,
+        bound: &mut Bound,
+    ) -> Code {
         // Both closures number bindings of the same kernel.
         let cell = std::cell::RefCell::new(bound);
         let place = |a: &Access| self.same_place(a.buf as usize);
@@ -139,7 +147,9 @@ pub(super) fn emit(
                     let mut word = 0u32.runtime();
                     #[unroll]
                     for j in 0..per {
-                        let value = *files.index(comptime!(g * per + j)).index(comptime!(s.register));
+                        let value = *files
+                            .index(comptime!(g * per + j))
+                            .index(comptime!(s.register));
                         word |= words::pack(value, dtype) << comptime!((j * 32 / per) as u32);
                     }
                     let words = buffers.index_mut(comptime!(s.to.binding));

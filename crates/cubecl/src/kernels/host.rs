@@ -29,7 +29,10 @@ fn bytes(d: &Dense) -> usize {
 
 impl Launch for Custom {
     fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
-        let handles = self.inputs.iter().map(|d| cx.handle(d.buf as usize).clone());
+        let handles = self
+            .inputs
+            .iter()
+            .map(|d| cx.handle(d.buf as usize).clone());
         let read = cx.device.read(self.custom.0.name(), handles.collect());
         let read = read.map_err(|e| e.kind().clone())?;
         let inputs: Vec<HostView<'_>> = self

@@ -73,7 +73,14 @@ fn gather_kernel(
         let value = get(&buffers, from, comptime!(s.data.clone()));
         values.push(value);
     }
-    put(&mut buffers, &values, first, numel, comptime!(s.output.binding), comptime!(s.output.dtype));
+    put(
+        &mut buffers,
+        &values,
+        first,
+        numel,
+        comptime!(s.output.binding),
+        comptime!(s.output.dtype),
+    );
 }
 
 /// Adds the updates in their order: each unit has one column of the result, in `sums` of the register dtype.
@@ -141,7 +148,14 @@ fn collect_kernel(
         }
         values.push(sum);
     }
-    put(&mut buffers, &values, first, numel, comptime!(s.output.binding), comptime!(s.output.dtype));
+    put(
+        &mut buffers,
+        &values,
+        first,
+        numel,
+        comptime!(s.output.binding),
+        comptime!(s.output.dtype),
+    );
 }
 
 #[cube(launch_unchecked)]
@@ -239,12 +253,28 @@ impl Launch for Index {
         // SAFETY: indices outside of the axis are taken for 0; all others are computed from the operands' sizes.
         unsafe {
             match self.kind {
-                Kind::Gather => {
-                    gather_kernel::launch_unchecked(client, count, dim, buffers, cx.fault(), numel, plan, step, s)
-                }
-                Kind::Collect => {
-                    collect_kernel::launch_unchecked(client, count, dim, buffers, cx.fault(), numel, plan, step, s)
-                }
+                Kind::Gather => gather_kernel::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    buffers,
+                    cx.fault(),
+                    numel,
+                    plan,
+                    step,
+                    s,
+                ),
+                Kind::Collect => collect_kernel::launch_unchecked(
+                    client,
+                    count,
+                    dim,
+                    buffers,
+                    cx.fault(),
+                    numel,
+                    plan,
+                    step,
+                    s,
+                ),
                 Kind::Scatter => {
                     let columns = self.outer * s.inner as usize;
                     let dtype = s.output.dtype;

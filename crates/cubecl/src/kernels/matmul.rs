@@ -102,12 +102,20 @@ fn matmul_kernel(
             #[unroll]
             for j in 0..GROUP {
                 let c = min(col + comptime!(j as u32), comptime!(s.n - 1).runtime());
-                right[j] = element(&buffers, (b0 + k) * comptime!(s.n) + c, comptime!(s.b.clone()));
+                right[j] = element(
+                    &buffers,
+                    (b0 + k) * comptime!(s.n) + c,
+                    comptime!(s.b.clone()),
+                );
             }
             #[unroll]
             for i in 0..comptime!(s.rows) {
                 let r = min(row + comptime!(i as u32), comptime!(s.m - 1).runtime());
-                let left = element(&buffers, (a0 + r) * comptime!(s.k) + k, comptime!(s.a.clone()));
+                let left = element(
+                    &buffers,
+                    (a0 + r) * comptime!(s.k) + k,
+                    comptime!(s.a.clone()),
+                );
                 #[unroll]
                 for j in 0..GROUP {
                     let c = comptime!(i * GROUP + j);
@@ -139,7 +147,14 @@ fn matmul_kernel(
                 let file = run(&buffers, scalars, at, acc, comptime!(epilogue.clone()));
                 files.push(file);
             }
-            emit(&mut buffers, &atomics, &files, start + col, end, comptime!(epilogue.clone()));
+            emit(
+                &mut buffers,
+                &atomics,
+                &files,
+                start + col,
+                end,
+                comptime!(epilogue.clone()),
+            );
         }
     }
 }
@@ -193,7 +208,16 @@ impl Matmul {
         let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
         let sizes = [m, n, k];
         let float = is_float(acc);
-        Ok(Matmul::of(build, sizes, [a, b], precision, float, epilogue, bound, batch.numel()))
+        Ok(Matmul::of(
+            build,
+            sizes,
+            [a, b],
+            precision,
+            float,
+            epilogue,
+            bound,
+            batch.numel(),
+        ))
     }
 
     fn of(
@@ -237,9 +261,16 @@ impl Matmul {
         let s = Sizes::new(conv, &input.shape, &weight.shape, shape)?;
         build.numel(shape)?;
         let mut bound = Bound::default();
-        let (x, w) = (build.slab(input, &mut bound)?, build.slab(weight, &mut bound)?);
+        let (x, w) = (
+            build.slab(input, &mut bound)?,
+            build.slab(weight, &mut bound)?,
+        );
         let taps = s.c * s.kh * s.kw;
-        let a = axes(w, weight_compute, &[(s.n, 0), (s.groups, s.o * taps), (s.o, taps), (taps, 1)]);
+        let a = axes(
+            w,
+            weight_compute,
+            &[(s.n, 0), (s.groups, s.o * taps), (s.o, taps), (taps, 1)],
+        );
         let sizes = [s.o as usize, (s.oh * s.ow) as usize, taps as usize];
         let batch = (s.n * s.groups) as usize;
         let b = Operand {
@@ -250,7 +281,16 @@ impl Matmul {
         };
         let code = build.code(epilogue, shape, Runs::Of(sizes[1]), &mut bound);
         let exact = MatmulPrecision::Exact;
-        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+        Ok(Matmul::of(
+            build,
+            sizes,
+            [a, b],
+            exact,
+            true,
+            code,
+            bound,
+            batch,
+        ))
     }
 
     /// The gradient of a convolution's input: for each image and group the weights, outputs across, times the gradients that reach each place.
@@ -265,10 +305,19 @@ impl Matmul {
         let s = Sizes::new(conv, &output.shape, &weight.shape, &grad.shape)?;
         build.numel(&output.shape)?;
         let mut bound = Bound::default();
-        let (y, w) = (build.slab(grad, &mut bound)?, build.slab(weight, &mut bound)?);
+        let (y, w) = (
+            build.slab(grad, &mut bound)?,
+            build.slab(weight, &mut bound)?,
+        );
         let taps = s.kh * s.kw;
         let (group, across) = (s.o * s.c * taps, s.c * taps);
-        let strides = [(s.n, 0), (s.groups, group), (s.c, taps), (s.o, across), (taps, 1)];
+        let strides = [
+            (s.n, 0),
+            (s.groups, group),
+            (s.c, taps),
+            (s.o, across),
+            (taps, 1),
+        ];
         let a = axes(w, weight_compute, &strides);
         let sizes = [s.c as usize, (s.h * s.w) as usize, (s.o * taps) as usize];
         let batch = (s.n * s.groups) as usize;
@@ -278,8 +327,20 @@ impl Matmul {
             compute: y.dtype,
             layout: Layout::Reached(s),
         };
-        let (code, exact) = (whole(build, output, sizes[1], &mut bound), MatmulPrecision::Exact);
-        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+        let (code, exact) = (
+            whole(build, output, sizes[1], &mut bound),
+            MatmulPrecision::Exact,
+        );
+        Ok(Matmul::of(
+            build,
+            sizes,
+            [a, b],
+            exact,
+            true,
+            code,
+            bound,
+            batch,
+        ))
     }
 
     /// The gradient of a convolution's weight: for each group the gradients times the windows, over all images and places.
@@ -293,10 +354,18 @@ impl Matmul {
         let s = Sizes::new(conv, &input.shape, &output.shape, &grad.shape)?;
         build.numel(&output.shape)?;
         let mut bound = Bound::default();
-        let (x, y) = (build.slab(input, &mut bound)?, build.slab(grad, &mut bound)?);
+        let (x, y) = (
+            build.slab(input, &mut bound)?,
+            build.slab(grad, &mut bound)?,
+        );
         let places = s.oh * s.ow;
         let image = s.groups * s.o * places;
-        let strides = [(s.groups, s.o * places), (s.o, places), (s.n, image), (places, 1)];
+        let strides = [
+            (s.groups, s.o * places),
+            (s.o, places),
+            (s.n, image),
+            (places, 1),
+        ];
         let a = axes(y.clone(), y.dtype, &strides);
         let sizes = [s.o, s.c * s.kh * s.kw, s.n * places].map(|v| v as usize);
         let batch = s.groups as usize;
@@ -306,8 +375,20 @@ impl Matmul {
             compute: x.dtype,
             layout: Layout::Taps(s),
         };
-        let (code, exact) = (whole(build, output, sizes[1], &mut bound), MatmulPrecision::Exact);
-        Ok(Matmul::of(build, sizes, [a, b], exact, true, code, bound, batch))
+        let (code, exact) = (
+            whole(build, output, sizes[1], &mut bound),
+            MatmulPrecision::Exact,
+        );
+        Ok(Matmul::of(
+            build,
+            sizes,
+            [a, b],
+            exact,
+            true,
+            code,
+            bound,
+            batch,
+        ))
     }
 }
 

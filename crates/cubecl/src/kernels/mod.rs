@@ -12,8 +12,8 @@ mod source;
 
 use crate::backend::Limits;
 use crate::plan::Cx;
-use bimetal_tensor::{ErrorKind, Shape};
 use bimetal_tensor::plan::{Kernel, Plan};
+use bimetal_tensor::{ErrorKind, Shape};
 use common::Build;
 
 /// A step of a plan, ready to be launched.
@@ -34,9 +34,12 @@ pub(crate) trait Launch: Send + Sync {
 pub(crate) fn axis_size(kernel: &Kernel) -> Option<usize> {
     match kernel {
         Kernel::Take { size, .. } | Kernel::TakeGrad { size, .. } => Some(*size),
-        Kernel::GatherAlong { axis, input: wide, .. } | Kernel::ScatterAlong { axis, output: wide, .. } => {
-            Some(wide.shape[*axis])
+        Kernel::GatherAlong {
+            axis, input: wide, ..
         }
+        | Kernel::ScatterAlong {
+            axis, output: wide, ..
+        } => Some(wide.shape[*axis]),
         _ => None,
     }
 }
@@ -58,7 +61,9 @@ pub(crate) fn build(
             op,
             acc,
             epilogue,
-        } => Box::new(reduce::Reduce::new(&b, domain, *kept, prologue, *op, *acc, epilogue)?),
+        } => Box::new(reduce::Reduce::new(
+            &b, domain, *kept, prologue, *op, *acc, epilogue,
+        )?),
         Kernel::ArgReduce {
             domain,
             input,
@@ -93,7 +98,9 @@ pub(crate) fn build(
             epilogue,
         } => {
             let compute = *weight_compute;
-            Box::new(matmul::Matmul::conv(&b, conv, input, weight, compute, shape, epilogue)?)
+            Box::new(matmul::Matmul::conv(
+                &b, conv, input, weight, compute, shape, epilogue,
+            )?)
         }
         Kernel::Conv2dGradInput {
             conv,
@@ -101,7 +108,14 @@ pub(crate) fn build(
             weight_compute,
             grad,
             output,
-        } => Box::new(matmul::Matmul::conv_input(&b, conv, weight, *weight_compute, grad, output)?),
+        } => Box::new(matmul::Matmul::conv_input(
+            &b,
+            conv,
+            weight,
+            *weight_compute,
+            grad,
+            output,
+        )?),
         Kernel::Conv2dGradWeight {
             conv,
             input,
@@ -121,7 +135,14 @@ pub(crate) fn build(
             pool,
             input,
             output,
-        } => Box::new(pool::Pool::forward(&b, pool, false, input, Some(output), None)?),
+        } => Box::new(pool::Pool::forward(
+            &b,
+            pool,
+            false,
+            input,
+            Some(output),
+            None,
+        )?),
         Kernel::MaxPool2dGrad {
             pool,
             indices,
@@ -140,7 +161,9 @@ pub(crate) fn build(
             output,
         } => {
             let sizes = [*outer, *size, *inner];
-            Box::new(index::Index::new(&b, false, false, sizes, index, input, output)?)
+            Box::new(index::Index::new(
+                &b, false, false, sizes, index, input, output,
+            )?)
         }
         Kernel::TakeGrad {
             outer,
@@ -151,7 +174,9 @@ pub(crate) fn build(
             output,
         } => {
             let sizes = [*outer, *size, *inner];
-            Box::new(index::Index::new(&b, true, false, sizes, index, update, output)?)
+            Box::new(index::Index::new(
+                &b, true, false, sizes, index, update, output,
+            )?)
         }
         Kernel::GatherAlong {
             axis,
@@ -160,7 +185,9 @@ pub(crate) fn build(
             output,
         } => {
             let sizes = around(&input.shape, *axis);
-            Box::new(index::Index::new(&b, false, true, sizes, index, input, output)?)
+            Box::new(index::Index::new(
+                &b, false, true, sizes, index, input, output,
+            )?)
         }
         Kernel::ScatterAlong {
             axis,
@@ -169,7 +196,9 @@ pub(crate) fn build(
             output,
         } => {
             let sizes = around(&output.shape, *axis);
-            Box::new(index::Index::new(&b, true, true, sizes, index, update, output)?)
+            Box::new(index::Index::new(
+                &b, true, true, sizes, index, update, output,
+            )?)
         }
         Kernel::CumSum {
             outer,
@@ -201,7 +230,9 @@ pub(crate) fn build(
             return Err("no communicator: this device belongs to no group of ranks; evaluate collectives through a distributed strategy".into());
         }
         Kernel::Composite { composite, .. } => {
-            return Err(format!("{composite:?} has no kernel of its own on this device"));
+            return Err(format!(
+                "{composite:?} has no kernel of its own on this device"
+            ));
         }
     })
 }

@@ -90,7 +90,8 @@ fn pool_kernel(mut buffers: Buffers, numel: u32, #[comptime] s: Sizes) {
             let value = select(found == 0u32, nothing.runtime(), best);
             values.push(value);
         } else {
-            let n = counted(oy, 0usize, comptime!(s.clone())) * counted(ox, 1usize, comptime!(s.clone()));
+            let n = counted(oy, 0usize, comptime!(s.clone()))
+                * counted(ox, 1usize, comptime!(s.clone()));
             let value = bits(sum / f32::cast_from(n));
             values.push(value);
         }
@@ -98,10 +99,24 @@ fn pool_kernel(mut buffers: Buffers, numel: u32, #[comptime] s: Sizes) {
     }
     if comptime!(s.to.is_some()) {
         let to = comptime!(s.to.clone().unwrap_or(s.from.clone()));
-        put(&mut buffers, &values, first, numel, comptime!(to.binding), comptime!(to.dtype));
+        put(
+            &mut buffers,
+            &values,
+            first,
+            numel,
+            comptime!(to.binding),
+            comptime!(to.dtype),
+        );
     }
     if comptime!(s.index.is_some()) {
-        put(&mut buffers, &indices, first, numel, comptime!(s.index.unwrap_or(0)), DType::I32);
+        put(
+            &mut buffers,
+            &indices,
+            first,
+            numel,
+            comptime!(s.index.unwrap_or(0)),
+            DType::I32,
+        );
     }
 }
 
@@ -140,7 +155,10 @@ fn pool_grad_kernel(mut buffers: Buffers, numel: u32, #[comptime] s: Sizes) {
                         let at = plane + oy * comptime!(s.ow) + ox;
                         let grad = float(get(&buffers, at, comptime!(s.from.clone())));
                         if comptime!(s.max) {
-                            let index = comptime!(Slab { binding: s.index.unwrap_or(0), dtype: DType::I32 });
+                            let index = comptime!(Slab {
+                                binding: s.index.unwrap_or(0),
+                                dtype: DType::I32
+                            });
                             if get(&buffers, at, index) == here {
                                 sum += grad;
                             }
@@ -157,7 +175,14 @@ fn pool_grad_kernel(mut buffers: Buffers, numel: u32, #[comptime] s: Sizes) {
         values.push(value);
     }
     let to = comptime!(s.to.clone().unwrap_or(s.from.clone()));
-    put(&mut buffers, &values, first, numel, comptime!(to.binding), comptime!(to.dtype));
+    put(
+        &mut buffers,
+        &values,
+        first,
+        numel,
+        comptime!(to.binding),
+        comptime!(to.dtype),
+    );
 }
 
 /// A pooling or its gradient.
@@ -258,7 +283,9 @@ impl Launch for Pool {
         unsafe {
             match self.grad {
                 false => pool_kernel::launch_unchecked(client, count, dim, buffers, numel, sizes),
-                true => pool_grad_kernel::launch_unchecked(client, count, dim, buffers, numel, sizes),
+                true => {
+                    pool_grad_kernel::launch_unchecked(client, count, dim, buffers, numel, sizes)
+                }
             }
         };
         Ok(())

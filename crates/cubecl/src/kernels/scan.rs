@@ -34,7 +34,13 @@ fn cumsum_kernel(
         let at = (outer * size + row) * inner + x;
         let value = get(&buffers, at, comptime!(from.clone()));
         sum = combine(sum, value, ReduceOp::Sum, ty);
-        words::store_part(&atomics, comptime!(to.binding), at, sum, comptime!(to.dtype));
+        words::store_part(
+            &atomics,
+            comptime!(to.binding),
+            at,
+            sum,
+            comptime!(to.dtype),
+        );
     }
 }
 
@@ -141,7 +147,13 @@ fn sort_kernel(buffers: Buffers, atomics: Atomics, numel: u32, #[comptime] o: Or
         let to = e / comptime!(o.row) * comptime!(o.wanted) + rank;
         if comptime!(o.values.is_some()) {
             let slab = comptime!(o.values.clone().unwrap_or(o.from.clone()));
-            words::store_part(&atomics, comptime!(slab.binding), to, mine, comptime!(slab.dtype));
+            words::store_part(
+                &atomics,
+                comptime!(slab.binding),
+                to,
+                mine,
+                comptime!(slab.dtype),
+            );
         }
         if comptime!(o.indices.is_some()) {
             let slab = comptime!(o.indices.clone().unwrap_or(o.from.clone()));

@@ -91,7 +91,14 @@ pub(super) fn element(buffers: &Buffers, i: u32, #[comptime] o: Operand) -> u32 
             let k = (i / comptime!(s.oh * s.ow)) % comptime!(s.c * s.kh * s.kw);
             let plane = i / comptime!(s.oh * s.ow * s.c * s.kh * s.kw) * comptime!(s.c)
                 + k / comptime!(s.kh * s.kw);
-            window(buffers, plane, p, k % comptime!(s.kh * s.kw), comptime!(o.clone()), s)
+            window(
+                buffers,
+                plane,
+                p,
+                k % comptime!(s.kh * s.kw),
+                comptime!(o.clone()),
+                s,
+            )
         }
         Layout::Taps(s) => {
             let kk = comptime!(s.c * s.kh * s.kw);
@@ -99,8 +106,16 @@ pub(super) fn element(buffers: &Buffers, i: u32, #[comptime] o: Operand) -> u32 
             let p = (i / kk) % comptime!(s.oh * s.ow);
             let n = (i / comptime!(kk * s.oh * s.ow)) % comptime!(s.n);
             let group = i / comptime!(kk * s.oh * s.ow * s.n);
-            let plane = (n * comptime!(s.groups) + group) * comptime!(s.c) + k / comptime!(s.kh * s.kw);
-            window(buffers, plane, p, k % comptime!(s.kh * s.kw), comptime!(o.clone()), s)
+            let plane =
+                (n * comptime!(s.groups) + group) * comptime!(s.c) + k / comptime!(s.kh * s.kw);
+            window(
+                buffers,
+                plane,
+                p,
+                k % comptime!(s.kh * s.kw),
+                comptime!(o.clone()),
+                s,
+            )
         }
         Layout::Reached(s) => {
             let x = i % comptime!(s.w);

@@ -9,8 +9,8 @@ mod remat;
 mod view;
 
 use crate::eval::trace::Flat;
-use crate::plan::{BufDesc, Place, Plan, Step};
 use crate::graph::Op;
+use crate::plan::{BufDesc, Place, Plan, Step};
 use crate::{Device, Error, ErrorKind, Label, Result, Support};
 use emit::{Buffers, Emitter};
 use fuse::Fusion;

@@ -148,7 +148,13 @@ pub fn pitfall_28_attention_with_dropout_has_its_softmax_in_f32(device: &Device)
             ..Default::default()
         };
         let exact = reference(device);
-        let (want, want_g) = attend(&exact, Policy::float64(), &x.to_device(&exact), None, options);
+        let (want, want_g) = attend(
+            &exact,
+            Policy::float64(),
+            &x.to_device(&exact),
+            None,
+            options,
+        );
         let (y, g) = attend(device, Policy::mixed_float16(), &x, None, options);
         assert!(dropout == 0.0 || want.iter().any(|v| (v - want[0]).abs() > 1.0));
         close(&y, &want, 1e-3);

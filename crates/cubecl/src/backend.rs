@@ -220,8 +220,8 @@ impl Backend for GpuBackend {
         &self.info
     }
 
-    fn native(&self, _: &Composite, _: &[Meta]) -> bool {
-        false
+    fn native(&self, composite: &Composite, inputs: &[Meta]) -> bool {
+        kernels::native(composite, inputs)
     }
 
     fn alloc(&self, bytes: usize) -> Result<Buffer> {

@@ -34,13 +34,25 @@ fn index_at(
     #[comptime] s: Sizes,
 ) -> u32 {
     let i = get(buffers, at, comptime!(s.index.clone()));
-    if i >= comptime!(s.size) && fault[0] == 0u32 {
+    report(fault, i, comptime!(s.size), plan, step)
+}
+
+/// An index into an axis of `size` elements; one outside is reported and taken for 0.
+#[cube]
+pub(super) fn report(
+    fault: &mut [u32],
+    i: u32,
+    #[comptime] size: u32,
+    plan: u32,
+    step: u32,
+) -> u32 {
+    if i >= size && fault[0] == 0u32 {
         fault[1] = plan;
         fault[2] = step;
         fault[3] = i;
         fault[0] = 1u32;
     }
-    select(i < comptime!(s.size), i, 0u32)
+    select(i < size, i, 0u32)
 }
 
 #[cube(launch_unchecked)]

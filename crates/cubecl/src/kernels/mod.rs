@@ -7,12 +7,14 @@ mod map;
 mod matmul;
 mod pool;
 mod reduce;
+mod rows;
 mod scan;
 mod source;
 
 use crate::backend::Limits;
 use crate::plan::Cx;
-use bimetal_tensor::plan::{Kernel, Plan};
+use bimetal_tensor::graph::Composite;
+use bimetal_tensor::plan::{Kernel, Meta, Plan};
 use bimetal_tensor::{ErrorKind, Shape};
 use common::Build;
 
@@ -40,8 +42,18 @@ pub(crate) fn axis_size(kernel: &Kernel) -> Option<usize> {
         | Kernel::ScatterAlong {
             axis, output: wide, ..
         } => Some(wide.shape[*axis]),
+        Kernel::Composite {
+            composite: Composite::CrossEntropy { .. } | Composite::CrossEntropyGrad { .. },
+            inputs,
+            ..
+        } => inputs.first().and_then(|x| x.shape.last().copied()),
         _ => None,
     }
+}
+
+/// Whether a composite has a kernel of its own for operands like these.
+pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
+    rows::native(composite, inputs)
 }
 
 /// Step `step` of `plan`.
@@ -229,11 +241,12 @@ pub(crate) fn build(
         Kernel::AllReduce { .. } => {
             return Err("no communicator: this device belongs to no group of ranks; evaluate collectives through a distributed strategy".into());
         }
-        Kernel::Composite { composite, .. } => {
-            return Err(format!(
-                "{composite:?} has no kernel of its own on this device"
-            ));
-        }
+        Kernel::Composite {
+            composite,
+            inputs,
+            outputs,
+            ..
+        } => Box::new(rows::Rows::new(&b, composite, inputs, outputs)?),
     })
 }
 

@@ -1,5 +1,6 @@
 //! The kernels, and how a plan's steps become launches of them.
 mod arg_reduce;
+mod attention;
 mod common;
 mod host;
 mod index;
@@ -53,7 +54,7 @@ pub(crate) fn axis_size(kernel: &Kernel) -> Option<usize> {
 
 /// Whether a composite has a kernel of its own for operands like these.
 pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
-    rows::native(composite, inputs)
+    rows::native(composite, inputs) || attention::native(composite, inputs)
 }
 
 /// Step `step` of `plan`.
@@ -243,10 +244,18 @@ pub(crate) fn build(
         }
         Kernel::Composite {
             composite,
+            random,
             inputs,
             outputs,
-            ..
-        } => Box::new(rows::Rows::new(&b, composite, inputs, outputs)?),
+        } => match composite {
+            Composite::Attention(spec) | Composite::AttentionGrad(spec) => {
+                let grad = matches!(composite, Composite::AttentionGrad(_));
+                Box::new(attention::Attention::new(
+                    &b, spec, grad, *random, inputs, outputs,
+                )?)
+            }
+            _ => Box::new(rows::Rows::new(&b, composite, inputs, outputs)?),
+        },
     })
 }
 

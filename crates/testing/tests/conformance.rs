@@ -11,12 +11,5 @@ fn every_operation_agrees_with_the_f64_reference() {
 
 #[test]
 fn fusion_never_changes_a_bit() {
-    // A driver's compiler may contract and reorder what it compiles together: fused and unfused kernels are different programs to it.
-    if common::name() == "wgpu" {
-        println!(
-            "skipped: bits of fused and unfused programs on wgpu: its compilers may contract products and sums"
-        );
-        return;
-    }
     conformance::fusion_keeps_bits(&device(), seed(), rounds(150)).assert_clean();
 }

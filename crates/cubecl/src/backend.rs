@@ -12,7 +12,8 @@ use cubecl::bytes::Bytes;
 use cubecl::client::Client;
 use cubecl::server::Handle;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A backend on a client of any cubecl runtime: `bimetal-wgpu` and `bimetal-cuda` open the client and say what the device can do.
@@ -28,6 +29,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) arena: Arena,
     counters: Arc<Counters>,
+    /// The most bytes that buffers may hold together.
+    memory: AtomicUsize,
     /// Set by kernels that met an index outside of its axis: a code, the plan, its step, the index.
     pub(crate) fault: Handle,
     plans: Mutex<HashMap<u32, Weak<Plan>>>,
@@ -61,6 +64,7 @@ impl GpuBackend {
                 limits,
                 arena: Arena::default(),
                 counters: Arc::new(Counters::default()),
+                memory: AtomicUsize::new(usize::MAX),
                 fault,
                 plans: Mutex::default(),
                 next_plan: AtomicU32::new(1),
@@ -69,7 +73,17 @@ impl GpuBackend {
             info,
         }
     }
+
+    /// Lets buffers hold at most `bytes` bytes together, for runtimes that do not say when the device's memory ends, or end with it. An allocation beyond is an error that changes
+    /// nothing.
+    pub fn with_memory(self, bytes: usize) -> GpuBackend {
+        self.shared.memory.store(bytes, Ordering::Relaxed);
+        self
+    }
 }
+
+/// Buffers from this size on are asked for at once whether they are there, if there were never as many bytes before.
+const CHECKED_BYTES: usize = 1 << 20;
 
 impl Shared {
     /// A number under which kernels report a plan's faults.
@@ -101,17 +115,30 @@ impl Shared {
 
     pub(crate) fn block(&self, bytes: usize) -> Result<Block, String> {
         let padded = bytes.max(4).next_multiple_of(4);
+        let MemoryReport { live, peak, .. } = self.counters.report(0);
+        let held = format!("buffers hold {live} bytes now and held at most {peak}");
+        let name = &self.name;
         if padded > self.limits.max_binding {
             return Err(format!(
-                "a buffer of {bytes} bytes is larger than {} can bind ({} bytes); use a smaller batch or split the tensor",
-                self.name, self.limits.max_binding
+                "a buffer of {bytes} bytes is larger than {name} can bind ({} bytes); use a smaller batch or split the tensor ({held})",
+                self.limits.max_binding
             ));
         }
-        Ok(Block::new(
-            self.client.empty(padded),
-            padded,
-            &self.counters,
-        ))
+        let memory = self.memory.load(Ordering::Relaxed);
+        let beyond = |why: String| {
+            format!(
+                "out of device memory: {name} has no {bytes} bytes left ({why}{held}); use a smaller batch, recompute by `checkpoint`, or free other tensors"
+            )
+        };
+        if live.saturating_add(padded) > memory {
+            return Err(beyond(format!("of {memory}; ")));
+        }
+        let handle = self.client.empty(padded);
+        if padded >= CHECKED_BYTES && live + padded > peak {
+            self.check([&handle])
+                .map_err(|e| beyond(format!("{e}; ")))?;
+        }
+        Ok(Block::new(handle, padded, &self.counters))
     }
 
     /// What a kernel reported since the last call, and forgets it.
@@ -139,13 +166,20 @@ impl Shared {
         })
     }
 
+    /// What the runtime has to say against these buffers.
+    pub(crate) fn check<'a>(
+        &self,
+        handles: impl IntoIterator<Item = &'a Handle>,
+    ) -> Result<(), String> {
+        caught(|| self.client.check(handles)).map(drop)
+    }
+
     /// Reads buffers together with what kernels reported.
     fn read_all(&self, mut handles: Vec<Handle>) -> Result<(Vec<Bytes>, Option<Fault>), String> {
         self.alive()?;
         handles.push(self.fault.clone());
-        let read = self.client.read(handles);
-        let mut bytes =
-            read.map_err(|e| self.fail(format!("{}: {}", self.name, first_lines(&e))))?;
+        let read = caught(|| self.client.read(handles));
+        let mut bytes = read.map_err(|e| self.fail(format!("{}: {e}", self.name)))?;
         let words = bytes.pop();
         let words: &[u32] = words.as_ref().map_or(&[], |w| bytemuck::cast_slice(w));
         let fault = self.fault(words);
@@ -188,8 +222,20 @@ struct Fault {
     kind: ErrorKind,
 }
 
+/// What a call of the runtime gives; a panic of the runtime's own thread, which it passes on to whoever waits, is an error like any other.
+fn caught<T, E: std::fmt::Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|e| first_lines(&e)),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(first_lines(&text.unwrap_or("the runtime gave up")))
+        }
+    }
+}
+
 /// The beginning of a runtime's message, whose rest is a backtrace.
-pub(crate) fn first_lines(e: &dyn std::fmt::Display) -> String {
+fn first_lines(e: &dyn std::fmt::Display) -> String {
     let text = e.to_string();
     let lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
     lines

@@ -1,5 +1,5 @@
 //! A compiled plan: its kernels in order, and the buffers they are launched on.
-use crate::backend::{FAULT_WORDS, Shared, block, first_lines};
+use crate::backend::{FAULT_WORDS, Shared, block};
 use crate::code::scalar_words;
 use crate::kernels::{self, Launch};
 use bimetal_tensor::plan::{BufDesc, Place, Plan};
@@ -212,13 +212,9 @@ impl Executable for GpuPlan {
                 // A kernel that does not compile is reported on its buffers only: who does not ask reads what was there before.
                 let written = step.buffers();
                 let check = written.iter().map(|b| cx.handle(*b));
-                self.device.client.check(check).map_err(|e| {
+                self.device.check(check).map_err(|e| {
                     let node = self.plan.steps[i].kernel.name();
-                    let detail = format!(
-                        "{}: kernel `{node}` failed: {}",
-                        self.device.name,
-                        first_lines(&e)
-                    );
+                    let detail = format!("{}: kernel `{node}` failed: {e}", self.device.name);
                     self.error(i, self.device.fail(detail))
                 })?;
             }

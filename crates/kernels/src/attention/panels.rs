@@ -4,12 +4,29 @@ use super::Heads;
 use crate::gemm::{Family, Isa, Level, Operand, PackB, Real, Scratch, by_level};
 use std::ops::Range;
 
-/// A right factor in panels of `nr` columns, the columns of a panel together for each k.
+/// Values of a cache line, sets of the first cache, and lines of a set that a factor may fill.
+const LINE: usize = 16;
+const SETS: usize = 64;
+const WAYS: usize = 8;
+
+/// Whether `rows` rows of `len` values, `stride` apart, stay in the first cache: at some distances they meet in few of its sets.
+fn stays(rows: usize, len: usize, stride: usize) -> bool {
+    let (lines, apart) = (len.div_ceil(LINE), (stride / LINE).max(1));
+    let step = 1 << apart.trailing_zeros().min(SETS.trailing_zeros());
+    rows * lines <= WAYS * (SETS / step * lines.min(step))
+}
+
+/// A right factor in panels of `nr` columns, the columns of a panel together for each k: packed, or where it lies.
 pub struct Packed {
-    data: Scratch,
+    ptr: *const f32,
+    /// Values from one column to the next, between panels.
+    col: usize,
+    /// Values from one k to the next.
+    k: usize,
     ks: usize,
     cols: usize,
     nr: usize,
+    _data: Option<Scratch>,
 }
 
 impl Packed {
@@ -19,6 +36,21 @@ impl Packed {
     /// The matrix has `ks` rows and `cols` columns, readable and written by no one.
     pub unsafe fn new(level: Level, matrix: &Operand<'_>, ks: usize, cols: usize) -> Packed {
         let nr = f32::family(level).nr;
+        // Whole vectors of a row can be read in place.
+        if cols.is_multiple_of(nr / 2)
+            && let Some((ptr, k)) = PackB::<f32>::direct(matrix, 0, 0, 0)
+            && stays(ks, cols, k)
+        {
+            return Packed {
+                ptr,
+                col: 1,
+                k,
+                ks,
+                cols,
+                nr,
+                _data: None,
+            };
+        }
         let data = Scratch::take::<f32>(ks * cols.next_multiple_of(nr));
         for first in (0..cols).step_by(nr) {
             let panel = first..(first + nr).min(cols);
@@ -28,7 +60,15 @@ impl Packed {
                 matrix.pack(level, 0, 0..ks, panel, nr, dst);
             }
         }
-        Packed { data, ks, cols, nr }
+        Packed {
+            ptr: data.ptr::<f32>(),
+            col: ks,
+            k: nr,
+            ks,
+            cols,
+            nr,
+            _data: Some(data),
+        }
     }
 }
 
@@ -94,7 +134,7 @@ pub unsafe fn multiply(
                 let some = f32::KC.min(all.end - k);
                 // SAFETY: the ranges lie in the matrices.
                 unsafe {
-                    let panel = b.data.ptr::<f32>().add(first * b.ks + k * b.nr);
+                    let panel = b.ptr.add(first * b.col + k * b.k);
                     let c = c.add(row * ld + first);
                     let add = add || k > all.start;
                     micro(
@@ -102,7 +142,7 @@ pub unsafe fn multiply(
                         a.at(row, k),
                         a.stride,
                         panel,
-                        b.nr,
+                        b.k,
                         c,
                         ld,
                         cols.len(),

@@ -1,7 +1,7 @@
 //! How values combine: typed loops in a fixed order.
 use crate::exec::view::Arg;
 use bimetal_kernels::simd::isa::pick;
-use bimetal_kernels::simd::simd_level;
+use bimetal_kernels::simd::{self, simd_level};
 use bimetal_tensor::DType;
 use bimetal_tensor::graph::ReduceOp;
 
@@ -253,6 +253,18 @@ pub(crate) fn rows<T: Fold>(op: ReduceOp, acc: &mut [T], v: &[T]) {
     lane_rows(op, acc, acc.len(), 0, v, acc.len());
 }
 
+/// Rows of a strip that are on their way.
+const AHEAD: usize = 8;
+
+/// Asks for values to be brought closer.
+#[inline(always)]
+fn ahead<T>(values: &[T]) {
+    // SAFETY: the bytes of the values, which nobody looks at.
+    let bytes =
+        unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+    simd::prefetch(bytes);
+}
+
 #[inline(always)]
 fn lane_rows_plain<T: Fold>(
     op: ReduceOp,
@@ -273,10 +285,16 @@ fn lane_rows_plain<T: Fold>(
     ) {
         let count = lanes.len() / width;
         let mut lane = first % count;
-        for row in v.chunks(pitch) {
+        for (at, row) in (0..).step_by(pitch).zip(v.chunks(pitch)) {
             let Some(row) = row.get(..width) else {
                 return;
             };
+            // A strip jumps from row to row, which the processor does not foresee.
+            if pitch > width
+                && let Some(next) = v.get(at + AHEAD * pitch..)
+            {
+                ahead(&next[..width.min(next.len())]);
+            }
             for (a, x) in lanes[lane * width..][..width].iter_mut().zip(row) {
                 *a = f(*a, *x);
             }

@@ -22,6 +22,7 @@ mod machine;
 mod models;
 mod options;
 mod peers;
+mod planned;
 mod profile;
 mod report;
 mod row;
@@ -36,8 +37,9 @@ pub use kernels::{
     Run, adamw, bias_gelu_dropout, gemm, layer_norm, softmax_cross_entropy, w11_sizes,
 };
 pub use machine::{Limits, measure};
-pub use models::{Model, Sizes, W4, gpt, mlp, w1, w2, w3, w4, w5, w6};
+pub use models::{Model, Sizes, W4, gpt, gpt2, mlp, w1, w2, w3, w4, w5, w6};
 pub use options::Options;
+pub use planned::{Planned, plan_gpt2};
 pub use profile::profile;
 pub use row::Row;
 pub use session::main;

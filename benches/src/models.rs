@@ -195,6 +195,7 @@ struct Block {
     norm2: LayerNorm,
     up: Linear,
     down: Linear,
+    dropout: Option<Dropout>,
     first: bool,
 }
 
@@ -214,29 +215,39 @@ pub struct Sizes {
 const HEADS: usize = 4;
 
 impl Block {
-    fn new(scope: &Scope, width: usize, gpt: bool) -> Block {
+    fn new(scope: &Scope, width: usize, heads: usize, dropout: f64, gpt: bool) -> Block {
         let options = MultiHeadAttentionOptions {
             causal: gpt,
+            dropout,
             ..MultiHeadAttentionOptions::default()
         };
         Block {
-            attention: MultiHeadAttention::with(&scope.at("attention"), width, HEADS, options),
+            attention: MultiHeadAttention::with(&scope.at("attention"), width, heads, options),
             norm1: LayerNorm::new(&scope.at("norm1"), width),
             norm2: LayerNorm::new(&scope.at("norm2"), width),
             up: Linear::new(&scope.at("up"), width, 4 * width),
             down: Linear::new(&scope.at("down"), 4 * width, width),
+            dropout: (dropout > 0.0).then(|| Dropout::new(&scope.at("dropout"), dropout)),
             first: gpt,
         }
     }
 
+    fn dropped(&self, x: Tensor, cx: &Ctx) -> Tensor {
+        match &self.dropout {
+            Some(dropout) => dropout.forward(&x, cx),
+            None => x,
+        }
+    }
+
     fn hidden(&self, x: &Tensor, cx: &Ctx) -> Tensor {
-        self.down.forward(&self.up.forward(x, cx).gelu(), cx)
+        let x = self.up.forward(x, cx).gelu();
+        self.dropped(self.down.forward(&x, cx), cx)
     }
 }
 
 impl Layer for Block {
     fn forward(&self, x: &Tensor, cx: &Ctx) -> Tensor {
-        let attend = |x: &Tensor| self.attention.forward(x, cx);
+        let attend = |x: &Tensor| self.dropped(self.attention.forward(x, cx), cx);
         if self.first {
             let x = x + attend(&self.norm1.forward(x, cx));
             return &x + self.hidden(&self.norm2.forward(&x, cx), cx);
@@ -249,7 +260,7 @@ impl Layer for Block {
 fn blocks(scope: &Scope, sizes: Sizes, gpt: bool) -> Vec<Block> {
     let scope = scope.at("blocks");
     (0..sizes.depth)
-        .map(|i| Block::new(&scope.at(i), sizes.width, gpt))
+        .map(|i| Block::new(&scope.at(i), sizes.width, HEADS, 0.0, gpt))
         .collect()
 }
 
@@ -292,6 +303,36 @@ pub fn gpt(scope: &Scope, sizes: Sizes) -> Result<Model> {
         net: Box::new(net),
         x: indices(LETTERS, &[sizes.batch, sizes.time], device),
         y: indices(LETTERS, &[sizes.batch, sizes.time], device),
+    })
+}
+
+/// GPT-2 124M (Radford et al. 2019) on 8 sequences of 1024 tokens: 12 layers of width 768 with 12 heads, 50257 words, dropout of 0.1, the output layer tied to the embedding.
+pub fn gpt2(scope: &Scope) -> Result<Model> {
+    const TIME: usize = 1024;
+    const WIDTH: usize = 768;
+    const DROPOUT: f64 = 0.1;
+    let device = scope.store().device();
+    let tokens = Embedding::new(&scope.at("wte"), 50257, WIDTH);
+    let positions = Embedding::new(&scope.at("wpe"), TIME, WIDTH);
+    let layers = scope.at("h");
+    let blocks: Vec<Block> = (0..12)
+        .map(|i| Block::new(&layers.at(i), WIDTH, 12, DROPOUT, true))
+        .collect();
+    let dropout = Dropout::new(&scope.at("drop"), DROPOUT);
+    let norm = LayerNorm::new(&scope.at("ln_f"), WIDTH);
+    let places = Tensor::arange(TIME, device).settle()?;
+    let net = move |x: &Tensor, cx: &Ctx| {
+        let x = tokens.forward(x, cx) + positions.forward(&places, cx);
+        let mut x = dropout.forward(&x, cx);
+        for block in &blocks {
+            x = block.forward(&x, cx);
+        }
+        norm.forward(&x, cx).matmul(&tokens.weight().compute().t())
+    };
+    Ok(Model {
+        net: Box::new(net),
+        x: indices(50257, &[8, TIME], device),
+        y: indices(50257, &[8, TIME], device),
     })
 }
 

@@ -11,6 +11,7 @@ mod golden;
 mod gpu;
 mod kill;
 mod numerics;
+mod plan;
 mod process;
 mod readme;
 mod simd;
@@ -88,6 +89,12 @@ const TASKS: &[Task] = &[
         help: "measure train steps and kernels, also beside peers that are installed",
         usage: "[--only W1,W4] [--dtype f32,bf16,f16] [--threads 1|2] [--rounds N] [--json [FILE]] [--peers] ...",
         run: bench::run,
+    },
+    Task {
+        name: "plan",
+        help: "launches of a train step as planned for a GPU, against one for each node; runs nothing",
+        usage: "gpt2-124m [--json FILE]",
+        run: plan::run,
     },
     Task {
         name: "numerics-cost",

@@ -3,7 +3,7 @@ use crate::models::gpt2;
 use crate::train::policy;
 use bimetal::prelude::*;
 use bimetal::tensor::graph::Composite;
-use bimetal::tensor::plan::{MAX_BUFFERS, MAX_INSTRUCTIONS, Meta, Plan};
+use bimetal::tensor::plan::{Kernel, MAX_BUFFERS, MAX_INSTRUCTIONS, Meta, Plan};
 use bimetal::tensor::{
     Backend, Bindings, Buffer, DeviceInfo, ExecError, Executable, MemoryReport, Support,
 };
@@ -42,7 +42,43 @@ fn native_on_gpus(composite: &Composite) -> bool {
             | Composite::CrossEntropyGrad { .. }
             | Composite::Attention(_)
             | Composite::AttentionGrad(_)
+            | Composite::GradStats
+            | Composite::OptimUpdate { .. }
     )
+}
+
+/// How many launches a step of a plan is: those over all parameters take as many tensors at once as a kernel may bind.
+fn launches_of(kernel: &Kernel) -> usize {
+    match kernel {
+        Kernel::Composite {
+            composite: Composite::OptimUpdate { rule, .. },
+            inputs,
+            ..
+        } => {
+            let tensors = 2 + rule.moments();
+            let parameters = (inputs.len() - 4) / tensors;
+            parameters.div_ceil(25 / tensors)
+        }
+        Kernel::Composite {
+            composite: Composite::GradStats,
+            inputs,
+            ..
+        } => inputs.len().div_ceil(25) + 1,
+        // One for the queries, one for keys and values.
+        Kernel::Composite {
+            composite: Composite::AttentionGrad(_),
+            ..
+        } => 2,
+        // Sums in f32, and their rounding.
+        Kernel::TakeGrad { .. } => 2,
+        // One along the rows, one down the columns.
+        Kernel::Composite {
+            composite: Composite::LayerNormGrad,
+            outputs,
+            ..
+        } => 1 + usize::from(outputs[1..].iter().any(Option::is_some)),
+        _ => 1,
+    }
 }
 
 fn open(native: fn(&Composite) -> bool) -> (Device, Arc<Mutex<Seen>>) {
@@ -122,6 +158,8 @@ type Launches = BTreeMap<&'static str, usize>;
 /// A train step's launches, the plans among which they lie, and the host's reads.
 struct Step {
     launches: Launches,
+    /// With those that composites are made of.
+    kernels: usize,
     plans: usize,
     reads: usize,
 }
@@ -148,14 +186,16 @@ fn step(dtype: DType, native: fn(&Composite) -> bool, fused: bool) -> Result<Ste
         let _ = optimizer.step(cx, grads.clip_global_norm(1.0))?;
     }
     let seen = lock(&seen);
-    let mut launches = Launches::new();
+    let (mut launches, mut kernels) = (Launches::new(), 0);
     for plan in &seen.runs {
         for step in &plan.steps {
             *launches.entry(step.kernel.name()).or_default() += 1;
+            kernels += launches_of(&step.kernel);
         }
     }
     Ok(Step {
         launches,
+        kernels,
         plans: seen.runs.len(),
         reads: seen.reads,
     })
@@ -166,10 +206,12 @@ fn step(dtype: DType, native: fn(&Composite) -> bool, fused: bool) -> Result<Ste
 pub struct Planned {
     /// The policy.
     pub policy: &'static str,
-    /// Launches of the fused plan.
+    /// Launches of the fused plan, composites counted as one.
     pub launches: usize,
     /// Launches if each node that is no view had one of its own, composites counted as one.
     pub nodes: usize,
+    /// Launches of the fused plan with all that composites are made of: an update of 148 parameters is more than one.
+    pub kernel_launches: usize,
     /// The first as a share of the second.
     pub share: f64,
     /// Plans that a step runs.
@@ -196,6 +238,7 @@ pub fn plan_gpt2() -> Result<Vec<Planned>> {
                 policy: policy(dtype),
                 launches,
                 nodes,
+                kernel_launches: fused.kernels,
                 share: launches as f64 / nodes as f64,
                 plans: fused.plans,
                 host_reads: fused.reads,

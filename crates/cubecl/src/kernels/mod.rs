@@ -6,6 +6,7 @@ mod host;
 mod index;
 mod map;
 mod matmul;
+mod optim;
 mod pool;
 mod reduce;
 mod rows;
@@ -54,7 +55,9 @@ pub(crate) fn axis_size(kernel: &Kernel) -> Option<usize> {
 
 /// Whether a composite has a kernel of its own for operands like these.
 pub(crate) fn native(composite: &Composite, inputs: &[Meta]) -> bool {
-    rows::native(composite, inputs) || attention::native(composite, inputs)
+    rows::native(composite, inputs)
+        || attention::native(composite, inputs)
+        || optim::native(composite, inputs)
 }
 
 /// Step `step` of `plan`.
@@ -254,6 +257,10 @@ pub(crate) fn build(
                     &b, spec, grad, *random, inputs, outputs,
                 )?)
             }
+            Composite::OptimUpdate { .. } => {
+                Box::new(optim::Update::new(&b, composite, inputs, outputs)?)
+            }
+            Composite::GradStats => Box::new(optim::Stats::new(&b, inputs, outputs)?),
             _ => Box::new(rows::Rows::new(&b, composite, inputs, outputs)?),
         },
     })

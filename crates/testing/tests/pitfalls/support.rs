@@ -73,8 +73,8 @@ pub fn close(found: &[f64], want: &[f64], tolerance: f64) {
 #[track_caller]
 pub fn same(found: &[f64], want: &[f64], device: &Device) {
     match device.info().kind {
-        "wgpu" => close(found, want, 1e-6),
-        _ => assert_eq!(found, want),
+        "cpu" => assert_eq!(found, want),
+        _ => close(found, want, 1e-6),
     }
 }
 

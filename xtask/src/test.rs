@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use crate::args::Args;
-use crate::process::{cargo, shown};
+use crate::process::{cargo, run as run_command, shown};
 use crate::tables::{self, State};
 use crate::workspace::{CORE, GPU, GPU_CRATES, Metadata};
 use crate::{Result, kill, simd};
@@ -114,11 +114,15 @@ pub fn backend(name: &str, suite: Option<&str>) -> Result {
     finish(outcome, &report)
 }
 
-/// The tests that the GPU crates have of their own.
+/// The tests that the GPU crates have of their own, and a training with them.
 pub fn gpu_crates() -> Result {
+    // With `--test`, examples are not built.
+    run_command(&mut cargo(
+        format!("build {GPU} --example mnist").split_whitespace(),
+    ))?;
     let mut report = Report::default();
     let metadata = Metadata::read()?;
-    let mut line = format!("test {GPU} --no-fail-fast --lib");
+    let mut line = format!("test {GPU} --no-fail-fast --lib --test gpu");
     for (target, package) in metadata.targets("test") {
         if GPU_CRATES.contains(&package) {
             line += &format!(" --test {target}");

@@ -33,6 +33,18 @@ struct Shape2 {
     rows: usize,
 }
 
+impl Shape2 {
+    /// Cubes side by side.
+    fn columns(&self) -> u32 {
+        self.n.div_ceil(WIDE * GROUP as u32)
+    }
+
+    /// Cubes one above the other.
+    fn bands(&self) -> u32 {
+        self.m.div_ceil(HIGH * self.rows as u32)
+    }
+}
+
 /// An f32 with 10 bits of mantissa.
 #[cube]
 fn tf32(x: u32) -> u32 {
@@ -67,6 +79,7 @@ fn matmul_kernel(
     atomics: Atomics,
     scalars: &[u32],
     fault: &[u32],
+    batches: u32,
     #[comptime] s: Shape2,
     #[comptime] epilogue: Code,
 ) {
@@ -75,10 +88,14 @@ fn matmul_kernel(
             terminate!();
         }
     }
-    let batch = CUBE_POS_Z;
-    let col = (CUBE_POS_X * WIDE + UNIT_POS_X) * comptime!(GROUP as u32);
-    let row = (CUBE_POS_Y * HIGH + UNIT_POS_Y) * comptime!(s.rows as u32);
-    if col >= comptime!(s.n) || row >= comptime!(s.m) {
+    // One number for all cubes: a grid has few places along an axis, and there may be many matrices.
+    let columns = comptime!(s.columns());
+    let bands = comptime!(s.bands());
+    let cube = CUBE_POS as u32;
+    let batch = cube / comptime!(columns * bands);
+    let col = ((cube % columns) * WIDE + UNIT_POS_X) * comptime!(GROUP as u32);
+    let row = ((cube / columns) % bands * HIGH + UNIT_POS_Y) * comptime!(s.rows as u32);
+    if batch >= batches || col >= comptime!(s.n) || row >= comptime!(s.m) {
         terminate!();
     }
     let cells = comptime!(s.rows * GROUP);
@@ -433,18 +450,18 @@ impl Launch for Matmul {
             return Ok(());
         }
         let (buffers, atomics) = cx.bind(&self.bound);
-        let columns = s.n.div_ceil(WIDE * GROUP as u32);
-        let rows = s.m.div_ceil(HIGH * s.rows as u32);
+        let cubes = self.batch * s.columns() as usize * s.bands() as usize;
         // SAFETY: accesses lie in their buffers, and units outside of the result stop.
         unsafe {
             matmul_kernel::launch_unchecked(
                 &cx.device.client,
-                CubeCount::Static(columns, rows, self.batch as u32),
+                cx.grid(cubes),
                 CubeDim::new_2d(WIDE, HIGH),
                 buffers,
                 atomics,
                 cx.scalars(),
                 cx.fault(),
+                self.batch as u32,
                 s.clone(),
                 self.epilogue.clone(),
             )

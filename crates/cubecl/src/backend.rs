@@ -1,5 +1,6 @@
 //! The device of a cubecl runtime, as the front end sees it.
 use crate::kernels;
+use crate::matrix_units::MatrixUnits;
 use crate::memory::{Arena, Block, Counters};
 use crate::plan::GpuPlan;
 use bimetal_tensor::graph::Composite;
@@ -48,6 +49,8 @@ pub struct Limits {
     pub max_units: u32,
     /// The most cubes along one axis of a launch.
     pub max_cubes: u32,
+    /// The matrix units.
+    pub matrix: MatrixUnits,
 }
 
 /// Words of the fault buffer.

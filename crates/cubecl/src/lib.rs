@@ -14,9 +14,11 @@ mod code;
 mod interpret;
 mod kernels;
 mod math;
+mod matrix_units;
 mod memory;
 mod philox;
 mod plan;
 mod words;
 
 pub use backend::{GpuBackend, Limits};
+pub use matrix_units::{MatrixUnits, UnitShape};

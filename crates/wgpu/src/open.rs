@@ -1,5 +1,5 @@
 //! Opening an adapter.
-use bimetal_cubecl::{GpuBackend, Limits};
+use bimetal_cubecl::{GpuBackend, Limits, MatrixUnits};
 use bimetal_tensor::plan::{MAX_BUFFERS, MAX_INSTRUCTIONS};
 use bimetal_tensor::{DType, Device, DeviceInfo, Error, Result, Support};
 use cubecl::client::Client;
@@ -105,7 +105,7 @@ fn info(client: &Client) -> DeviceInfo {
         kind: "wgpu",
         architecture: p.identity.fingerprint.clone(),
         dtypes: DType::ALL.iter().map(|d| (*d, support(*d))).collect(),
-        matrix_units: Vec::new(),
+        matrix_units: MatrixUnits::of(p, false).dtypes(),
         units: p.hardware.num_streaming_multiprocessors.unwrap_or(1) as usize,
         max_instructions: MAX_INSTRUCTIONS,
         // The scalar table and the fault word are bound as well.
@@ -119,5 +119,6 @@ fn limits(client: &Client) -> Limits {
         max_binding: p.memory.max_page_size as usize,
         max_units: p.hardware.max_units_per_cube,
         max_cubes: p.hardware.max_cube_count.0.min(p.hardware.max_cube_count.1),
+        matrix: MatrixUnits::of(p, false),
     }
 }

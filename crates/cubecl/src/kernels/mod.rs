@@ -12,6 +12,7 @@ mod reduce;
 mod rows;
 mod scan;
 mod source;
+pub(crate) mod tensor_cores;
 
 use crate::backend::Limits;
 use crate::plan::Cx;
@@ -96,15 +97,17 @@ pub(crate) fn build(
             precision,
             acc,
             epilogue,
-        } => Box::new(matmul::Matmul::new(
-            &b,
-            batch,
-            [*m, *n, *k],
-            [a, right],
-            *precision,
-            *acc,
-            epilogue,
-        )?),
+        } => {
+            let (sizes, operands) = ([*m, *n, *k], [a, right]);
+            match tensor_cores::TensorCores::new(
+                &b, batch, sizes, operands, *precision, *acc, epilogue,
+            )? {
+                Some(product) => Box::new(product),
+                None => Box::new(matmul::Matmul::new(
+                    &b, batch, sizes, operands, *precision, *acc, epilogue,
+                )?),
+            }
+        }
         Kernel::Conv2d {
             conv,
             input,

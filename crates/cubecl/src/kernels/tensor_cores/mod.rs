@@ -1,0 +1,251 @@
+//! Products of matrices on matrix units (Tensor Cores, cooperative matrices), and the table that says which products those are.
+mod cmma;
+mod f8;
+mod load;
+mod tile;
+
+use super::Launch;
+use super::common::{Build, Runs};
+use crate::code::{Code, Loc};
+use crate::matrix_units::{MatrixUnits, UnitShape};
+use crate::plan::{Bound, Cx};
+use bimetal_tensor::graph::MatmulPrecision;
+use bimetal_tensor::plan::{Access, Fused, MatOperand};
+use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape};
+use cmma::{Product, cmma_kernel};
+use cubecl::prelude::*;
+use cubecl::{e4m3, e5m2};
+use f8::f8_kernel;
+use half::{bf16, f16};
+use load::{Operand, is_wide, shared_bytes};
+use tile::Tile;
+
+/// The instruction by which a product is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    F16,
+    Bf16,
+    Tf32,
+    /// The dtypes of both operands.
+    F8(DType, DType),
+}
+
+/// Below this size along any axis most of an instruction would be padding.
+const LEAST: usize = 8;
+
+/// The table: dtypes after folded casts, precision and sizes decide, and nothing else. F32 without leave to round stays with the units of f32.
+pub(crate) fn kind(
+    [a, b]: [DType; 2],
+    precision: MatmulPrecision,
+    acc: DType,
+    sizes: [usize; 3],
+    units: &MatrixUnits,
+) -> Option<(Kind, UnitShape)> {
+    use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
+    if acc != F32 || sizes.iter().any(|s| *s < LEAST) {
+        return None;
+    }
+    match (a, b) {
+        (F16, F16) => units.f16.map(|u| (Kind::F16, u)),
+        (BF16, BF16) => units.bf16.map(|u| (Kind::Bf16, u)),
+        (F32, F32) if precision == MatmulPrecision::Tf32 => units.tf32.map(|u| (Kind::Tf32, u)),
+        // Values of both formats are values of f16.
+        (F8E4M3 | F8E5M2, F8E4M3 | F8E5M2) => match units.f8 {
+            Some(u) => Some((Kind::F8(a, b), u)),
+            None => units.f16.map(|u| (Kind::F16, u)),
+        },
+        _ => None,
+    }
+}
+
+/// A batched product on matrix units.
+pub(super) struct TensorCores {
+    pub(super) kind: Kind,
+    pub(super) product: Product,
+    pub(super) epilogue: Code,
+    bound: Bound,
+    batch: usize,
+}
+
+/// A shape with two more axes.
+fn with(batch: &Shape, rows: usize, columns: usize) -> Option<Shape> {
+    let mut dims = [0; MAX_RANK + 2];
+    dims[..batch.rank()].copy_from_slice(&batch[..]);
+    dims[batch.rank()] = rows;
+    dims[batch.rank() + 1] = columns;
+    Shape::new(&dims[..batch.rank() + 2])
+}
+
+impl TensorCores {
+    /// The launch of a product, or none if the table leaves it to the plain kernel.
+    pub(super) fn new(
+        build: &Build<'_>,
+        batch: &Shape,
+        sizes: [usize; 3],
+        operands: [&MatOperand; 2],
+        precision: MatmulPrecision,
+        acc: DType,
+        epilogue: &Fused,
+    ) -> Result<Option<TensorCores>, String> {
+        let units = &build.limits.matrix;
+        let computes = operands.map(|o| o.compute);
+        let Some((kind, unit)) = kind(computes, precision, acc, sizes, units) else {
+            return Ok(None);
+        };
+        let [m, n, k] = sizes;
+        let Some(domain) = with(batch, m, n) else {
+            return Ok(None);
+        };
+        build.numel(&domain)?;
+        let compute = match kind {
+            Kind::F16 => DType::F16,
+            Kind::Bf16 => DType::BF16,
+            Kind::Tf32 => DType::F32,
+            Kind::F8(..) => DType::F8E4M3,
+        };
+        let depth = match (unit[0] < 16, compute.size()) {
+            (true, _) => 2 * unit[2],
+            (false, size) => 64 / size as u32,
+        };
+        let tile = Tile::choose([m as u32, n as u32], batch.numel(), unit, depth, units);
+        let mut bound = Bound::default();
+        let mut make = |left: bool| {
+            let o = operands[usize::from(!left)];
+            let binding = bound.buffer(build.same_place(o.access.buf as usize));
+            let compute = if matches!(kind, Kind::F8(..)) {
+                o.compute
+            } else {
+                compute
+            };
+            operand(
+                &o.access,
+                compute,
+                batch,
+                sizes,
+                left,
+                &tile,
+                units,
+                binding,
+                matches!(kind, Kind::F8(..)),
+            )
+        };
+        let (a, b) = (make(true), make(false));
+        if tile.units() > build.limits.max_units
+            || shared_bytes(&a, &b, &tile) > units.shared_memory
+            || batch.numel() > MAX_BATCH
+        {
+            return Ok(None);
+        }
+        let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
+        Ok(Some(TensorCores {
+            kind,
+            product: Product {
+                m: m as u32,
+                n: n as u32,
+                k: k as u32,
+                a,
+                b,
+                tile,
+                guarded: build.guarded(),
+            },
+            epilogue,
+            bound,
+            batch: batch.numel(),
+        }))
+    }
+}
+
+/// The most cubes along the last axis of a launch.
+const MAX_BATCH: usize = 65535;
+
+fn operand(
+    access: &Access,
+    compute: DType,
+    batch: &Shape,
+    [m, n, k]: [usize; 3],
+    left: bool,
+    tile: &Tile,
+    units: &MatrixUnits,
+    binding: usize,
+    words_of_sums: bool,
+) -> Operand {
+    let rank = batch.rank();
+    let (rows, columns) = (access.strides[rank], access.strides[rank + 1]);
+    let (free, sum) = if left {
+        (rows, columns)
+    } else {
+        (columns, rows)
+    };
+    let mut matrix = Loc::new(access, batch, binding);
+    matrix.offset = access.offset as u32;
+    let mut o = Operand {
+        matrix,
+        free: free as i32 as u32,
+        sum: sum as i32 as u32,
+        frees: if left { m } else { n } as u32,
+        sums: k as u32,
+        compute,
+        sum_inner: words_of_sums || sum == 1 || free != 1,
+        wide: false,
+        tile: [if left { tile.m } else { tile.n }, tile.k],
+        piece: if units.wide_loads {
+            16 / compute.size()
+        } else {
+            4 / compute.size()
+        },
+        units: tile.units(),
+    };
+    let strides: Vec<isize> = (0..rank + 2).map(|i| access.strides[i]).collect();
+    o.wide = units.wide_loads && is_wide(&o, &strides, access.offset, access.dtype);
+    o
+}
+
+impl Launch for TensorCores {
+    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+        let p = &self.product;
+        if self.batch == 0 {
+            return Ok(());
+        }
+        let (buffers, atomics) = cx.bind(&self.bound);
+        let cubes = CubeCount::Static(p.cubes(), 1, self.batch as u32);
+        let units = CubeDim::new_2d(p.tile.plane, p.tile.planes_m * p.tile.planes_n);
+        let (client, scalars, fault) = (&cx.device.client, cx.scalars(), cx.fault());
+        let (p, e) = (p.clone(), self.epilogue.clone());
+        // SAFETY: loads outside of operands are not made, and stores outside of the result neither.
+        unsafe {
+            match self.kind {
+                Kind::F16 => cmma_kernel::launch_unchecked::<f16>(
+                    client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                ),
+                Kind::Bf16 => cmma_kernel::launch_unchecked::<bf16>(
+                    client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                ),
+                Kind::Tf32 => cmma_kernel::launch_unchecked::<tf32>(
+                    client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                ),
+                Kind::F8(a, b) => {
+                    let of = |d: DType| d == DType::F8E5M2;
+                    match (of(a), of(b)) {
+                        (false, false) => f8_kernel::launch_unchecked::<e4m3, e4m3>(
+                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                        ),
+                        (false, true) => f8_kernel::launch_unchecked::<e4m3, e5m2>(
+                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                        ),
+                        (true, false) => f8_kernel::launch_unchecked::<e5m2, e4m3>(
+                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                        ),
+                        (true, true) => f8_kernel::launch_unchecked::<e5m2, e5m2>(
+                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                        ),
+                    }
+                }
+            }
+        };
+        Ok(())
+    }
+
+    fn buffers(&self) -> Vec<usize> {
+        self.bound.all()
+    }
+}

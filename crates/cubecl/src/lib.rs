@@ -21,4 +21,5 @@ mod plan;
 mod words;
 
 pub use backend::{GpuBackend, Limits};
+pub use kernels::tensor_cores::offline::{MatrixKernel, matrix_kernels};
 pub use matrix_units::{MatrixUnits, UnitShape};

@@ -2,6 +2,7 @@
 mod cmma;
 mod f8;
 mod load;
+pub(crate) mod offline;
 mod tile;
 
 use super::Launch;
@@ -92,62 +93,25 @@ impl TensorCores {
         let Some((kind, unit)) = kind(computes, precision, acc, sizes, units) else {
             return Ok(None);
         };
-        let [m, n, k] = sizes;
+        let [m, n, _] = sizes;
         let Some(domain) = with(batch, m, n) else {
             return Ok(None);
         };
         build.numel(&domain)?;
-        let compute = match kind {
-            Kind::F16 => DType::F16,
-            Kind::Bf16 => DType::BF16,
-            Kind::Tf32 => DType::F32,
-            Kind::F8(..) => DType::F8E4M3,
-        };
-        let depth = match (unit[0] < 16, compute.size()) {
-            (true, _) => 2 * unit[2],
-            (false, size) => 64 / size as u32,
-        };
-        let tile = Tile::choose([m as u32, n as u32], batch.numel(), unit, depth, units);
         let mut bound = Bound::default();
-        let mut make = |left: bool| {
-            let o = operands[usize::from(!left)];
-            let binding = bound.buffer(build.same_place(o.access.buf as usize));
-            let compute = if matches!(kind, Kind::F8(..)) {
-                o.compute
-            } else {
-                compute
-            };
-            operand(
-                &o.access,
-                compute,
-                batch,
-                sizes,
-                left,
-                &tile,
-                units,
-                binding,
-                matches!(kind, Kind::F8(..)),
-            )
+        let bindings = operands.map(|o| bound.buffer(build.same_place(o.access.buf as usize)));
+        let accesses = operands.map(|o| &o.access);
+        let Some(mut product) = product((kind, unit), batch, sizes, accesses, bindings, units) else {
+            return Ok(None);
         };
-        let (a, b) = (make(true), make(false));
-        if tile.units() > build.limits.max_units
-            || shared_bytes(&a, &b, &tile) > units.shared_memory
-            || batch.numel() > MAX_BATCH
-        {
+        product.guarded = build.guarded();
+        if product.tile.units() > build.limits.max_units {
             return Ok(None);
         }
         let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
         Ok(Some(TensorCores {
             kind,
-            product: Product {
-                m: m as u32,
-                n: n as u32,
-                k: k as u32,
-                a,
-                b,
-                tile,
-                guarded: build.guarded(),
-            },
+            product,
             epilogue,
             bound,
             batch: batch.numel(),
@@ -158,46 +122,61 @@ impl TensorCores {
 /// The most cubes along the last axis of a launch.
 const MAX_BATCH: usize = 65535;
 
-fn operand(
-    access: &Access,
-    compute: DType,
+/// A product cut into tiles, or none if the device has not the memory or the cubes.
+fn product(
+    (kind, unit): (Kind, UnitShape),
     batch: &Shape,
-    [m, n, k]: [usize; 3],
-    left: bool,
-    tile: &Tile,
+    sizes: [usize; 3],
+    accesses: [&Access; 2],
+    bindings: [usize; 2],
     units: &MatrixUnits,
-    binding: usize,
-    words_of_sums: bool,
-) -> Operand {
+) -> Option<Product> {
+    let [m, n, k] = sizes;
+    let computes = match kind {
+        Kind::F16 => [DType::F16; 2],
+        Kind::Bf16 => [DType::BF16; 2],
+        Kind::Tf32 => [DType::F32; 2],
+        Kind::F8(a, b) => [a, b],
+    };
+    let depth = match unit[0] < 16 {
+        true => 2 * unit[2],
+        false => 64 / computes[0].size() as u32,
+    };
+    let tile = Tile::choose([m as u32, n as u32], batch.numel(), unit, depth, units);
     let rank = batch.rank();
-    let (rows, columns) = (access.strides[rank], access.strides[rank + 1]);
-    let (free, sum) = if left {
-        (rows, columns)
-    } else {
-        (columns, rows)
+    let operand = |left: bool| {
+        let i = usize::from(!left);
+        let (access, compute) = (accesses[i], computes[i]);
+        let (rows, columns) = (access.strides[rank], access.strides[rank + 1]);
+        let (free, sum) = if left { (rows, columns) } else { (columns, rows) };
+        let mut o = Operand {
+            matrix: Loc::new(access, batch, bindings[i]),
+            free: free as i32 as u32,
+            sum: sum as i32 as u32,
+            frees: if left { m } else { n } as u32,
+            sums: k as u32,
+            compute,
+            // Words of 8-bit floats run along the sum, as `mma` wants them.
+            sum_inner: matches!(kind, Kind::F8(..)) || sum == 1 || free != 1,
+            wide: false,
+            tile: [if left { tile.m } else { tile.n }, tile.k],
+            piece: if units.wide_loads { 16 } else { 4 } / compute.size(),
+            units: tile.units(),
+        };
+        o.wide = units.wide_loads && is_wide(&o, &access.strides[..rank + 2], access.offset, access.dtype);
+        o
     };
-    let mut matrix = Loc::new(access, batch, binding);
-    matrix.offset = access.offset as u32;
-    let mut o = Operand {
-        matrix,
-        free: free as i32 as u32,
-        sum: sum as i32 as u32,
-        frees: if left { m } else { n } as u32,
-        sums: k as u32,
-        compute,
-        sum_inner: words_of_sums || sum == 1 || free != 1,
-        wide: false,
-        tile: [if left { tile.m } else { tile.n }, tile.k],
-        piece: if units.wide_loads {
-            16 / compute.size()
-        } else {
-            4 / compute.size()
-        },
-        units: tile.units(),
-    };
-    let strides: Vec<isize> = (0..rank + 2).map(|i| access.strides[i]).collect();
-    o.wide = units.wide_loads && is_wide(&o, &strides, access.offset, access.dtype);
-    o
+    let (a, b) = (operand(true), operand(false));
+    let fits = shared_bytes(&a, &b, &tile) <= units.shared_memory && batch.numel() <= MAX_BATCH;
+    fits.then_some(Product {
+        m: m as u32,
+        n: n as u32,
+        k: k as u32,
+        a,
+        b,
+        tile,
+        guarded: false,
+    })
 }
 
 impl Launch for TensorCores {

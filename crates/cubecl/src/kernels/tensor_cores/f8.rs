@@ -1,16 +1,45 @@
 //! Products of 8-bit floats by `mma` with registers laid out by hand: cooperative matrices have no such operands.
+//!
+//! The instruction is written as PTX, because cubecl's own `mma` of 8-bit floats names a kind that only compute capability 12 knows.
 use super::cmma::{Product, fetch, flush, origin};
 use super::load::{Operand, has_piece, slot, stage_len, stage_line};
 use crate::code::Code;
 use crate::interpret::place;
 use crate::words::{Atomics, Buffers};
-use cubecl::cmma::MmaDefinition;
+use bimetal_tensor::DType;
 use cubecl::prelude::*;
 
-/// Registers of a unit for the left operand, the right one, and the sums: words of four elements, and pairs of f32.
+/// Registers of a unit for the left operand and the right one, words of four elements; the sums are four f32.
 const LEFT: usize = 4;
 const RIGHT: usize = 2;
+/// Rows of a unit in its sums, a pair of neighbours in each.
 const PAIRS: usize = 2;
+
+/// The name of a dtype in PTX.
+fn ptx(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F8E5M2 => "e5m2",
+        _ => "e4m3",
+    }
+}
+
+/// `c + a b` for 16 rows, 8 columns and 32 products.
+#[cube]
+fn mma(
+    a: Vector<u32, Const<4>>,
+    b: Vector<u32, Const<2>>,
+    c: Vector<f32, Const<4>>,
+    #[comptime] left: &str,
+    #[comptime] right: &str,
+) -> Vector<f32, Const<4>> {
+    let out: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k32.row.col.f32.{left}.{right}.f32 {d}, {a}, {b}, {c};",
+        a = in(_) a, b = in(_) b, c = in(_) c, d = out(_) out,
+        options(nomem),
+    );
+    out
+}
 
 #[cube]
 fn put<W: Size>(
@@ -46,7 +75,7 @@ fn word<W: Size>(
 
 /// A batched product of 8-bit floats; lines of both tiles run along the sum in shared memory.
 #[cube(launch_unchecked)]
-pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
+pub(crate) fn f8_kernel(
     mut buffers: Buffers,
     atomics: Atomics,
     scalars: &[u32],
@@ -81,16 +110,10 @@ pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
 
     let across_m = comptime!(p.tile.across_m());
     let across_n = comptime!(p.tile.across_n());
-    let mma = MmaDefinition::<A, B, f32>::new(16usize, 8usize, 32usize);
-    let mut sums = Sequence::<Array<Vector<f32, Const<2>>>>::new();
+    let mut sums = Array::<Vector<f32, Const<4>>>::new(comptime!(across_m * across_n));
     #[unroll]
-    for _ in 0..comptime!(across_m * across_n) {
-        let mut c = Array::<Vector<f32, Const<2>>>::new(PAIRS);
-        #[unroll]
-        for r in 0..PAIRS {
-            c[r] = Vector::<f32, Const<2>>::new(0.0f32);
-        }
-        sums.push(c);
+    for i in 0..comptime!(across_m * across_n) {
+        sums[i] = Vector::<f32, Const<4>>::new(0.0f32);
     }
 
     fetch::<W>(
@@ -151,11 +174,11 @@ pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
         #[unroll]
         for s in 0..comptime!(p.tile.k / 32) {
             let sum = comptime!(s * 32) + quarter * 4u32;
-            let mut right = Sequence::<Array<Vector<B, Const<4>>>>::new();
+            let mut right = Sequence::<Vector<u32, Const<2>>>::new();
             #[unroll]
             for j in 0..across_n {
                 let free = plane_column + comptime!(j as u32 * 8) + group;
-                let mut r = Array::<Vector<B, Const<4>>>::new(RIGHT);
+                let mut r = Vector::<u32, Const<2>>::new(0u32);
                 #[unroll]
                 for h in 0..RIGHT {
                     let w = word::<W>(
@@ -165,14 +188,14 @@ pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
                         sum + comptime!(h as u32 * 16),
                         comptime!(p.b.clone()),
                     );
-                    r[h] = Vector::<B, Const<4>>::reinterpret(w);
+                    r.insert(h, w);
                 }
                 right.push(r);
             }
             #[unroll]
             for i in 0..across_m {
                 let free = plane_row + comptime!(i as u32 * 16) + group;
-                let mut left = Array::<Vector<A, Const<4>>>::new(LEFT);
+                let mut left = Vector::<u32, Const<4>>::new(0u32);
                 #[unroll]
                 for h in 0..LEFT {
                     // The lower half of the rows, then the upper one, then both for the rest of the sum.
@@ -184,12 +207,18 @@ pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
                         sum + comptime!((h / 2) as u32 * 16),
                         comptime!(p.a.clone()),
                     );
-                    left[h] = Vector::<A, Const<4>>::reinterpret(w);
+                    left.insert(h, w);
                 }
                 #[unroll]
                 for j in 0..across_n {
-                    let c = sums.index_mut(comptime!(i * across_n + j));
-                    mma.execute_inplace(&left, right.index(j), c);
+                    let c = comptime!(i * across_n + j);
+                    sums[c] = mma(
+                        left,
+                        *right.index(j),
+                        sums[c],
+                        comptime!(ptx(p.a.compute)),
+                        comptime!(ptx(p.b.compute)),
+                    );
                 }
             }
         }
@@ -218,15 +247,15 @@ pub(crate) fn f8_kernel<A: Scalar, B: Scalar>(
     for i in 0..across_m {
         #[unroll]
         for j in 0..across_n {
-            let c = sums.index(comptime!(i * across_n + j));
+            let c = sums[comptime!(i * across_n + j)];
             #[unroll]
             for r in 0..PAIRS {
                 let at = start
                     + (group + comptime!(r as u32 * 8)) * line
                     + comptime!(j as u32 * 8)
                     + quarter * 2u32;
-                stage[at as usize] = c[r].extract(0usize);
-                stage[(at + 1u32) as usize] = c[r].extract(1usize);
+                stage[at as usize] = c.extract(comptime!(2 * r));
+                stage[(at + 1u32) as usize] = c.extract(comptime!(2 * r + 1));
             }
         }
         sync_cube();

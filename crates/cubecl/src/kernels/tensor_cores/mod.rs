@@ -15,7 +15,6 @@ use bimetal_tensor::plan::{Access, Fused, MatOperand};
 use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape};
 use cmma::{Product, cmma_kernel};
 use cubecl::prelude::*;
-use cubecl::{e4m3, e5m2};
 use f8::f8_kernel;
 use half::{bf16, f16};
 use load::{Operand, is_wide, shared_bytes};
@@ -101,7 +100,8 @@ impl TensorCores {
         let mut bound = Bound::default();
         let bindings = operands.map(|o| bound.buffer(build.same_place(o.access.buf as usize)));
         let accesses = operands.map(|o| &o.access);
-        let Some(mut product) = product((kind, unit), batch, sizes, accesses, bindings, units) else {
+        let Some(mut product) = product((kind, unit), batch, sizes, accesses, bindings, units)
+        else {
             return Ok(None);
         };
         product.guarded = build.guarded();
@@ -148,7 +148,11 @@ fn product(
         let i = usize::from(!left);
         let (access, compute) = (accesses[i], computes[i]);
         let (rows, columns) = (access.strides[rank], access.strides[rank + 1]);
-        let (free, sum) = if left { (rows, columns) } else { (columns, rows) };
+        let (free, sum) = if left {
+            (rows, columns)
+        } else {
+            (columns, rows)
+        };
         let mut o = Operand {
             matrix: Loc::new(access, batch, bindings[i]),
             free: free as i32 as u32,
@@ -163,7 +167,8 @@ fn product(
             piece: if units.wide_loads { 16 } else { 4 } / compute.size(),
             units: tile.units(),
         };
-        o.wide = units.wide_loads && is_wide(&o, &access.strides[..rank + 2], access.offset, access.dtype);
+        o.wide = units.wide_loads
+            && is_wide(&o, &access.strides[..rank + 2], access.offset, access.dtype);
         o
     };
     let (a, b) = (operand(true), operand(false));
@@ -202,23 +207,9 @@ impl Launch for TensorCores {
                 Kind::Tf32 => cmma_kernel::launch_unchecked::<tf32>(
                     client, cubes, units, buffers, atomics, scalars, fault, p, e,
                 ),
-                Kind::F8(a, b) => {
-                    let of = |d: DType| d == DType::F8E5M2;
-                    match (of(a), of(b)) {
-                        (false, false) => f8_kernel::launch_unchecked::<e4m3, e4m3>(
-                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
-                        ),
-                        (false, true) => f8_kernel::launch_unchecked::<e4m3, e5m2>(
-                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
-                        ),
-                        (true, false) => f8_kernel::launch_unchecked::<e5m2, e4m3>(
-                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
-                        ),
-                        (true, true) => f8_kernel::launch_unchecked::<e5m2, e5m2>(
-                            client, cubes, units, buffers, atomics, scalars, fault, p, e,
-                        ),
-                    }
-                }
+                Kind::F8(..) => f8_kernel::launch_unchecked(
+                    client, cubes, units, buffers, atomics, scalars, fault, p, e,
+                ),
             }
         };
         Ok(())

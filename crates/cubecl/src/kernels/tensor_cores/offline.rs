@@ -8,7 +8,6 @@ use bimetal_tensor::{DType, Shape, Strides};
 use cubecl::CubeKernel;
 use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
-use cubecl::{e4m3, e5m2};
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -62,10 +61,21 @@ fn cases() -> Vec<Case> {
             add([F32; 2], [d; 2], [true, false], [515, 4096, 1023], 1);
         }
     }
-    for pair in [[F8E4M3, F8E4M3], [F8E4M3, F8E5M2], [F8E5M2, F8E4M3], [F8E5M2, F8E5M2]] {
+    for pair in [
+        [F8E4M3, F8E4M3],
+        [F8E4M3, F8E5M2],
+        [F8E5M2, F8E4M3],
+        [F8E5M2, F8E5M2],
+    ] {
         add(pair, pair, [false, true], [4096, 4096, 4096], 1);
     }
-    add([F8E4M3; 2], [F8E4M3; 2], [false, false], [4096, 4096, 1024], 1);
+    add(
+        [F8E4M3; 2],
+        [F8E4M3; 2],
+        [false, false],
+        [4096, 4096, 1024],
+        1,
+    );
     add([F8E4M3; 2], [F8E4M3; 2], [false, true], [300, 200, 100], 2);
     all
 }
@@ -76,12 +86,17 @@ pub fn matrix_kernels(units: &MatrixUnits) -> Vec<MatrixKernel> {
 }
 
 fn kernel(c: &Case, units: &MatrixUnits) -> Option<MatrixKernel> {
+    use DType::{BF16, F8E4M3, F8E5M2, F16};
     let [m, n, k] = c.sizes;
     let (instruction, unit) = kind(c.compute, MatmulPrecision::Tf32, DType::F32, c.sizes, units)?;
     let batch = Shape::new(&[c.batch])?;
     let access = |i: usize, rows: usize, columns: usize| {
         let (rows, columns) = (rows as isize, columns as isize);
-        let inner = if c.transposed[i] { [1, rows] } else { [columns, 1] };
+        let inner = if c.transposed[i] {
+            [1, rows]
+        } else {
+            [columns, 1]
+        };
         Access {
             buf: i as u32,
             offset: 0,
@@ -90,27 +105,45 @@ fn kernel(c: &Case, units: &MatrixUnits) -> Option<MatrixKernel> {
         }
     };
     let (a, b) = (access(0, m, k), access(1, k, n));
-    let product = product((instruction, unit), &batch, c.sizes, [&a, &b], [0, 1], units)?;
+    let product = product(
+        (instruction, unit),
+        &batch,
+        c.sizes,
+        [&a, &b],
+        [0, 1],
+        units,
+    )?;
     let narrow = match instruction {
         Kind::Bf16 => DType::BF16,
         Kind::Tf32 => DType::F32,
         Kind::F16 | Kind::F8(..) => DType::F16,
     };
-    let name = |d: DType| format!("{d}").to_lowercase();
+    let name = |d: DType| match d {
+        F16 => "f16",
+        BF16 => "bf16",
+        F8E4M3 => "e4m3",
+        F8E5M2 => "e5m2",
+        _ => "tf32",
+    };
     let letter = |t: bool| if t { 't' } else { 'n' };
-    let mut of = name(c.compute[0]);
+    let mut of = name(c.compute[0]).to_string();
     if c.compute[0] != c.compute[1] {
         of = format!("{of}_{}", name(c.compute[1]));
-    }
-    if instruction == Kind::Tf32 {
-        of = "tf32".into();
     }
     if c.stored != c.compute {
         of += "_from_f32";
     }
-    let times = if c.batch > 1 { format!("{}x", c.batch) } else { String::new() };
+    let times = if c.batch > 1 {
+        format!("{}x", c.batch)
+    } else {
+        String::new()
+    };
     Some(MatrixKernel {
-        name: format!("matmul_{of}_{}{}_{times}{m}x{n}x{k}", letter(c.transposed[0]), letter(c.transposed[1])),
+        name: format!(
+            "matmul_{of}_{}{}_{times}{m}x{n}x{k}",
+            letter(c.transposed[0]),
+            letter(c.transposed[1])
+        ),
         kind: match instruction {
             Kind::F16 => "f16",
             Kind::Bf16 => "bf16",
@@ -142,7 +175,11 @@ fn epilogue(c: &Case, to: DType) -> Code {
     Code {
         ops: vec![
             Op::Acc,
-            Op::Load(loc(2, DType::F32, vec![((c.batch * m) as u32, 0), (n as u32, 1)])),
+            Op::Load(loc(
+                2,
+                DType::F32,
+                vec![((c.batch * m) as u32, 0), (n as u32, 1)],
+            )),
             Op::Binary(Binary::Add, 0, 1, DType::F32),
             Op::Unary(Unary::Tanh, 2, DType::F32),
             match to {
@@ -161,7 +198,11 @@ fn epilogue(c: &Case, to: DType) -> Code {
 
 impl MatrixKernel {
     /// The kernel in cubecl's representation, for a compiler of CUDA C++.
-    pub fn define(&self, properties: &Arc<DeviceProperties>, target: &Arc<TargetProperties>) -> KernelDefinition {
+    pub fn define(
+        &self,
+        properties: &Arc<DeviceProperties>,
+        target: &Arc<TargetProperties>,
+    ) -> KernelDefinition {
         let tile = &self.product.tile;
         let units = CubeDim::new_2d(tile.plane, tile.planes_m * tile.planes_n);
         let settings = || KernelSettings::new(*units, ExecutionMode::Unchecked, AddressType::U32);
@@ -171,24 +212,18 @@ impl MatrixKernel {
         let atomics = || (0..usize::from(shared)).map(|_| buffer()).collect();
         let (p, e) = (self.product.clone(), self.epilogue.clone());
         macro_rules! define {
-            ($kernel:ident :: $name:ident, $($ty:ty),+) => {
-                $kernel::$name::<$($ty),+>::new(
+            ($kernel:ident :: $name:ident $(, $ty:ty)?) => {
+                $kernel::$name $(::<$ty>)? ::new(
                     settings(), properties.clone(), target.clone(), buffers(), atomics(), buffer(), buffer(), p, e,
                 )
                 .define()
             };
         }
-        let wide = |d: DType| d == DType::F8E5M2;
         match self.instruction {
             Kind::F16 => define!(cmma_kernel::CmmaKernel, f16),
             Kind::Bf16 => define!(cmma_kernel::CmmaKernel, bf16),
             Kind::Tf32 => define!(cmma_kernel::CmmaKernel, tf32),
-            Kind::F8(a, b) => match (wide(a), wide(b)) {
-                (false, false) => define!(f8_kernel::F8Kernel, e4m3, e4m3),
-                (false, true) => define!(f8_kernel::F8Kernel, e4m3, e5m2),
-                (true, false) => define!(f8_kernel::F8Kernel, e5m2, e4m3),
-                (true, true) => define!(f8_kernel::F8Kernel, e5m2, e5m2),
-            },
+            Kind::F8(..) => define!(f8_kernel::F8Kernel),
         }
     }
 }

@@ -6,8 +6,11 @@
 
 mod args;
 mod bench;
+mod bench_tensorcore;
 mod ci;
+mod cuda_gate;
 mod golden;
+mod gpu_tool;
 mod gpu;
 mod kill;
 mod numerics;
@@ -101,6 +104,18 @@ const TASKS: &[Task] = &[
         help: "what numerics checks add to the CPU time of train steps, in alternated pairs",
         usage: "[PAIRS] [W1,W2,...]",
         run: numerics::cost,
+    },
+    Task {
+        name: "cuda-gate",
+        help: "compile every matrix kernel for NVIDIA's GPUs, without one, and count its matrix instructions",
+        usage: "[--json FILE] [--plant-scalar-kernel]",
+        run: cuda_gate::run,
+    },
+    Task {
+        name: "bench-tensorcore",
+        help: "products, kernels and train steps on a GPU; without one what cuda-gate counts",
+        usage: "[--backend cuda|wgpu] [--json FILE] [--quick]",
+        run: bench_tensorcore::run,
     },
     Task {
         name: "golden",

@@ -41,7 +41,9 @@ pub fn read(cubin: &Path) -> Result<Code, String> {
 
 fn count(text: &str, usage: &str) -> Code {
     let has = |what: &str| text.lines().filter(|l| l.contains(what)).count();
-    let first = text.lines().find(|l| l.contains("HMMA.") || l.contains("QMMA."));
+    let first = text
+        .lines()
+        .find(|l| l.contains("HMMA.") || l.contains("QMMA."));
     let words = first.unwrap_or_default().split_whitespace();
     let registers = usage
         .split_whitespace()
@@ -79,7 +81,13 @@ mod tests {
         let usage = " Function kernel:\n  REG:128 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:568";
         let code = count(text, usage);
         assert_eq!(
-            (code.hmma, code.qmma, code.unpacked, code.spills, code.registers),
+            (
+                code.hmma,
+                code.qmma,
+                code.unpacked,
+                code.spills,
+                code.registers
+            ),
             (2, 1, 1, 2, 128)
         );
         assert_eq!(code.example, "HMMA.16816.F32");

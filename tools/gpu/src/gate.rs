@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 const TARGETS: [(u32, bool); 3] = [(80, false), (89, true), (90, false)];
 
 /// A kernel without matrix instructions, to see that the gate finds it.
-const SCALAR: &str = "extern \"C\" __global__ void scalar(const float *a, const float *b, float *c) {
+const SCALAR: &str =
+    "extern \"C\" __global__ void scalar(const float *a, const float *b, float *c) {
     float sum = 0.0f;
     for (int k = 0; k < 16; k++) sum += a[threadIdx.x * 16 + k] * b[k];
     c[threadIdx.x] = sum;
@@ -41,7 +42,11 @@ impl Row {
 /// The `gate` task.
 pub fn run(mut options: Options) -> Result<(), String> {
     let file = options.value("--json")?.map(PathBuf::from);
-    let (planted, quick) = (options.flag("--plant-scalar-kernel"), options.flag("--quick"));
+    let only = options.value("--only")?;
+    let (planted, quick) = (
+        options.flag("--plant-scalar-kernel"),
+        options.flag("--quick"),
+    );
     options.finish()?;
     let Some((major, minor)) = nvrtc_version() else {
         return Err("NVRTC was not found; `cargo xtask cuda-gate` installs it".into());
@@ -51,7 +56,7 @@ pub fn run(mut options: Options) -> Result<(), String> {
     let nvrtc = format!("{major}.{minor}");
     let folder = std::env::temp_dir().join(format!("bimetal-gate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let rows = rows(&include, &folder, planted, quick);
+    let rows = rows(&include, &folder, planted, quick, only.as_deref());
     let _ = std::fs::remove_dir_all(&folder);
     let rows = rows?;
     println!("NVRTC {nvrtc}");
@@ -77,39 +82,72 @@ pub fn run(mut options: Options) -> Result<(), String> {
         .collect();
     match without.is_empty() {
         true => {
-            println!("{} matrix kernels, all with matrix instructions", rows.len());
+            println!(
+                "{} matrix kernels, all with matrix instructions",
+                rows.len()
+            );
             Ok(())
         }
         false => Err(format!("no matrix instructions in {}", without.join(", "))),
     }
 }
 
-fn rows(include: &Path, folder: &Path, planted: bool, quick: bool) -> Result<Vec<Row>, String> {
+fn rows(
+    include: &Path,
+    folder: &Path,
+    planted: bool,
+    quick: bool,
+    only: Option<&str>,
+) -> Result<Vec<Row>, String> {
     let mut rows = Vec::new();
     for (sm, only_f8) in TARGETS {
         if quick && sm != 90 {
             continue;
         }
         for kernel in matrix_kernels(&offline_units(sm)) {
-            if only_f8 && kernel.kind != "f8" {
+            if (only_f8 && kernel.kind != "f8") || only.is_some_and(|o| !kernel.name.contains(o)) {
                 continue;
             }
             let source = cuda_source(&kernel, sm).map_err(|e| e.to_string())?;
-            rows.push(row(&kernel.name, kernel.kind, sm, &source, include, folder)?);
+            rows.push(row(
+                &kernel.name,
+                kernel.kind,
+                sm,
+                &source,
+                include,
+                folder,
+            )?);
         }
     }
     if planted {
-        rows.push(row("planted_scalar_kernel", "f16", 90, SCALAR, include, folder)?);
+        rows.push(row(
+            "planted_scalar_kernel",
+            "f16",
+            90,
+            SCALAR,
+            include,
+            folder,
+        )?);
     }
     Ok(rows)
 }
 
-fn row(name: &str, kind: &str, sm: u32, source: &str, include: &Path, folder: &Path) -> Result<Row, String> {
+fn row(
+    name: &str,
+    kind: &str,
+    sm: u32,
+    source: &str,
+    include: &Path,
+    folder: &Path,
+) -> Result<Row, String> {
     let arch = format!("sm_{sm}");
-    let cubin = compile(source, &arch, include).map_err(|e| format!("{name} for {arch}: {e}"))?;
     if let Some(keep) = std::env::var_os("BIMETAL_GATE_KEEP") {
-        let _ = std::fs::write(PathBuf::from(keep).join(format!("{name}.{arch}.cu")), source);
+        let _ = std::fs::write(
+            PathBuf::from(keep).join(format!("{name}.{arch}.cu")),
+            source,
+        );
     }
+    let cubin = compile(source, &arch, include).map_err(|e| format!("{name} for {arch}: {e}"))?;
     let path = folder.join("kernel.cubin");
     std::fs::write(&path, &cubin).map_err(|e| format!("{}: {e}", path.display()))?;
     let code = disassembly::read(&path)?;

@@ -26,6 +26,6 @@ fn main() -> ExitCode {
 
 const USAGE: &str = "usage: bimetal-gpu TASK
 
-  gate [--json FILE] [--quick] [--plant-scalar-kernel]
+  gate [--json FILE] [--quick] [--only NAME] [--plant-scalar-kernel]
       compiles every matrix kernel with NVRTC and counts the matrix instructions of its code.
       CUDA_PATH says where CUDA's headers are; nvdisasm and cuobjdump are looked for in PATH";

@@ -73,6 +73,28 @@ fn word<W: Size>(
     all[at as usize].extract(0usize)
 }
 
+/// The left operand's registers: the lower half of the rows, then the upper one, then both for the rest of the sum.
+#[cube]
+fn rows_of<W: Size>(
+    shared: &Shared<[Vector<u32, W>]>,
+    half: u32,
+    free: u32,
+    sum: u32,
+    #[comptime] o: Operand,
+) -> Vector<u32, Const<4>> {
+    let mut out = Vector::<u32, Const<4>>::new(0u32);
+    #[unroll]
+    for h in 0..LEFT {
+        let rows = comptime!((h % 2) as u32 * 8);
+        let sums = comptime!((h / 2) as u32 * 16);
+        out.insert(
+            h,
+            word::<W>(shared, half, free + rows, sum + sums, comptime!(o.clone())),
+        );
+    }
+    out
+}
+
 /// A batched product of 8-bit floats; lines of both tiles run along the sum in shared memory.
 #[cube(launch_unchecked)]
 pub(crate) fn f8_kernel(
@@ -195,25 +217,19 @@ pub(crate) fn f8_kernel(
             #[unroll]
             for i in 0..across_m {
                 let free = plane_row + comptime!(i as u32 * 16) + group;
-                let mut left = Vector::<u32, Const<4>>::new(0u32);
-                #[unroll]
-                for h in 0..LEFT {
-                    // The lower half of the rows, then the upper one, then both for the rest of the sum.
-                    let rows = comptime!((h % 2) as u32 * 8);
-                    let w = word::<W>(
-                        &shared_a,
-                        half,
-                        free + rows,
-                        sum + comptime!((h / 2) as u32 * 16),
-                        comptime!(p.a.clone()),
-                    );
-                    left.insert(h, w);
-                }
+                let mut left = Sequence::<Vector<u32, Const<4>>>::new();
+                left.push(rows_of::<W>(
+                    &shared_a,
+                    half,
+                    free,
+                    sum,
+                    comptime!(p.a.clone()),
+                ));
                 #[unroll]
                 for j in 0..across_n {
                     let c = comptime!(i * across_n + j);
                     sums[c] = mma(
-                        left,
+                        *left.index(0usize),
                         *right.index(j),
                         sums[c],
                         comptime!(ptx(p.a.compute)),

@@ -1,0 +1,1 @@
+// What kernels need of this header is in host.hpp.

@@ -1,0 +1,57 @@
+//! `cargo xtask bench-tensorcore`: what products, kernels and train steps reach on a GPU; without one, what their code consists of.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::args::Args;
+use crate::{Result, cuda_gate, gpu_tool, process};
+
+/// The task.
+pub fn run(mut args: Args) -> Result {
+    let json_file: Option<PathBuf> = args.option("--json")?;
+    let backend = args
+        .option::<String>("--backend")?
+        .unwrap_or_else(|| "cuda".into());
+    let quick = args.flag("--quick");
+    args.finish()?;
+    if !["cuda", "wgpu"].contains(&backend.as_str()) {
+        return Err(format!("`--backend {backend}` is neither cuda nor wgpu"));
+    }
+    let result = match measured(&backend, quick)? {
+        Some(result) => result,
+        None => {
+            println!("no {backend} device: instructions are counted instead");
+            json!({"device": null, "gate": cuda_gate::rows(false)?, "gemm": [], "kernels": [], "steps": []})
+        }
+    };
+    if let Some(file) = json_file {
+        cuda_gate::write(&file, &result)?;
+    }
+    Ok(())
+}
+
+/// What the tool measured, or none without a device.
+fn measured(backend: &str, quick: bool) -> Result<Option<Value>> {
+    let program = gpu_tool::build(false)?;
+    let mut command = std::process::Command::new(&program);
+    command.args(["bench", "--backend", backend]);
+    if !process::output(command.arg("--probe"))?.contains("device") {
+        return Ok(None);
+    }
+    let program = gpu_tool::build(true)?;
+    let file = std::env::temp_dir().join(format!("bimetal-bench-{}.json", std::process::id()));
+    let mut command = std::process::Command::new(&program);
+    command
+        .args(["bench", "--backend", backend, "--json"])
+        .arg(&file);
+    if quick {
+        command.arg("--quick");
+    }
+    process::run(&mut command)?;
+    let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let _ = std::fs::remove_file(&file);
+    serde_json::from_str(&text)
+        .map(Some)
+        .map_err(|e| format!("{}: {e}", file.display()))
+}

@@ -23,6 +23,8 @@ struct Row {
     kernel: String,
     arch: String,
     kind: String,
+    /// Where it is not that of the dtype.
+    rate: &'static str,
     instructions: usize,
     example: String,
     registers: usize,
@@ -33,7 +35,7 @@ struct Row {
 impl Row {
     fn json(&self, nvrtc: &str) -> Value {
         json!({
-            "kernel": self.kernel, "arch": self.arch, "kind": self.kind, "matrix_instructions": self.instructions, "instruction": self.example,
+            "kernel": self.kernel, "arch": self.arch, "kind": self.kind, "rate": self.rate, "matrix_instructions": self.instructions, "instruction": self.example,
             "registers": self.registers, "spills": self.spills, "cubin_sha256": self.sha256, "nvrtc": nvrtc,
         })
     }
@@ -67,7 +69,7 @@ pub fn run(mut options: Options) -> Result<(), String> {
     for r in &rows {
         println!(
             "{:52} {:6} {:14} {:6} {:26} {:4} {:6}",
-            r.kernel, r.arch, r.kind, r.instructions, r.example, r.registers, r.spills
+            r.kernel, r.arch, format!("{} {}", r.kind, r.rate), r.instructions, r.example, r.registers, r.spills
         );
     }
     if let Some(file) = file {
@@ -152,15 +154,16 @@ fn row(
     std::fs::write(&path, &cubin).map_err(|e| format!("{}: {e}", path.display()))?;
     let code = disassembly::read(&path)?;
     // Below the instructions of 8-bit floats the compiler unpacks them, and what multiplies is f16.
-    let kind = match (kind, code.qmma) {
-        ("f8", 0) => format!("f8 (f16 rate: {} unpack)", code.unpacked),
-        (kind, _) => kind.to_string(),
+    let rate = match (kind, code.qmma) {
+        ("f8", 0) if code.unpacked > 0 => "f16 rate",
+        _ => "",
     };
     let digest = Sha256::digest(&cubin);
     Ok(Row {
         kernel: name.into(),
         arch,
-        kind,
+        kind: kind.into(),
+        rate,
         instructions: code.hmma + code.qmma,
         example: code.example,
         registers: code.registers,

@@ -3,6 +3,7 @@
 mod disassembly;
 mod gate;
 mod options;
+mod products;
 
 use options::Options;
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ fn main() -> ExitCode {
     let options = Options::new(words.collect());
     let outcome = match task.as_str() {
         "gate" => gate::run(options),
+        "products" => products::run(options),
         _ => Err(USAGE.into()),
     };
     match outcome {
@@ -28,4 +30,6 @@ const USAGE: &str = "usage: bimetal-gpu TASK
 
   gate [--json FILE] [--quick] [--only NAME] [--plant-scalar-kernel]
       compiles every matrix kernel with NVRTC and counts the matrix instructions of its code.
-      CUDA_PATH says where CUDA's headers are; nvdisasm and cuobjdump are looked for in PATH";
+      CUDA_PATH says where CUDA's headers are; nvdisasm and cuobjdump are looked for in PATH
+  products [--only WORDS]
+      products on the device beside the same on the CPU, bit by bit";

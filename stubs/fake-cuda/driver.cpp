@@ -72,7 +72,8 @@ Result build(Module *m) {
     if (!file) return NO_BINARY;
     fwrite(m->image.data(), 1, m->image.size(), file);
     fclose(file);
-    std::string command = "c++ -std=c++20 -O1 -w -shared -fPIC -ffp-contract=off -pthread -o " + library + " " + source;
+    const char *root = getenv("CUDA_PATH");
+    std::string command = "c++ -I" + std::string(root ? root : ".") + "/include -std=c++20 -O1 -w -shared -fPIC -ffp-contract=off -pthread -o " + library + " " + source;
     bool built = system(command.c_str()) == 0;
     if (built) m->library = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!getenv("BIMETAL_FAKE_CUDA_KEEP")) {

@@ -52,8 +52,7 @@ int nvrtcCompileProgram(void *program, int, const char *const *) {
     text = replace(text, "typedef [a-z ]+ u?int\\d+_t;", "");
     text = products(text);
     bool together = text.find("__sync") != std::string::npos || text.find("wmma::") != std::string::npos || text.find("bimetal_mma") != std::string::npos;
-    const char *root = getenv("CUDA_PATH");
-    p->code = "// bimetal host code\n#include \"" + std::string(root ? root : ".") + "/include/host.hpp\"\n" + text + "\nextern \"C\" void bimetal_run(void **p, const unsigned *grid, const unsigned *block, unsigned shared) {\n"
+    p->code = "// bimetal host code\n#include <host.hpp>\n" + text + "\nextern \"C\" void bimetal_run(void **p, const unsigned *grid, const unsigned *block, unsigned shared) {\n"
         "    bimetal_launch(" + name[1].str() + ", p, grid, block, shared, " + (together ? "true" : "false") + ");\n}\n";
     return 0;
 }

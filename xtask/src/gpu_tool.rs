@@ -3,16 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::workspace::Metadata;
+use crate::workspace::{GPU, Metadata};
 use crate::{Result, process};
-
-/// Packages that are always built together: cubecl is compiled once for one set of features.
-const PACKAGES: [&str; 4] = [
-    "bimetal-cubecl",
-    "bimetal-wgpu",
-    "bimetal-cuda",
-    "bimetal-gpu",
-];
 
 /// A release of CUDA: the packages of its compiler and headers.
 pub struct Toolkit {
@@ -99,12 +91,14 @@ pub fn disassemblers() -> Result<PathBuf> {
     Ok(install(&DISASSEMBLERS)?.join("bin"))
 }
 
-/// Builds the tool; the path of its program.
+/// Builds the tool, with all that cubecl is compiled for; the path of its program. `BIMETAL_GPU_TOOL` names one that is built.
 pub fn build(release: bool) -> Result<PathBuf> {
-    let mut words = vec!["build"];
-    for package in PACKAGES {
-        words.extend(["-p", package]);
+    if let Some(program) = std::env::var_os("BIMETAL_GPU_TOOL") {
+        return Ok(program.into());
     }
+    let mut words: Vec<&str> = std::iter::once("build")
+        .chain(GPU.split_whitespace())
+        .collect();
     if release {
         words.push("--release");
     }

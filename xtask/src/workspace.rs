@@ -7,15 +7,19 @@ use serde_json::Value;
 use crate::{Result, process};
 
 /// The crates that compile cubecl, which takes twenty minutes of a processor: they are built and tested in a stage of their own.
-pub const GPU_CRATES: [&str; 3] = ["bimetal-cubecl", "bimetal-wgpu", "bimetal-cuda"];
+pub const GPU_CRATES: [&str; 4] = [
+    "bimetal-cubecl",
+    "bimetal-wgpu",
+    "bimetal-cuda",
+    "bimetal-gpu",
+];
 
 /// The arguments that choose all other crates, with their default features.
-pub const CORE: &str =
-    "--workspace --exclude bimetal-cubecl --exclude bimetal-wgpu --exclude bimetal-cuda";
+pub const CORE: &str = "--workspace --exclude bimetal-cubecl --exclude bimetal-wgpu --exclude bimetal-cuda --exclude bimetal-gpu";
 
 /// The arguments that choose the GPU crates and what is tested on them. One choice for all commands: another one would have features of shared dependencies
 /// differ, and cubecl compiled once more.
-pub const GPU: &str = "-p bimetal-cubecl -p bimetal-wgpu -p bimetal-cuda -p bimetal -p bimetal-testing -p bimetal-examples \
+pub const GPU: &str = "-p bimetal-cubecl -p bimetal-wgpu -p bimetal-cuda -p bimetal-gpu -p bimetal -p bimetal-testing -p bimetal-examples \
                        --features bimetal-examples/wgpu,bimetal-examples/cuda";
 
 /// The folder of the workspace's `Cargo.toml`.

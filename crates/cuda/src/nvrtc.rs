@@ -12,7 +12,9 @@ pub fn nvrtc_version() -> Option<(i32, i32)> {
     }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two numbers are written to places that outlive the call.
-    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+        .result()
+        .ok()?;
     Some((major, minor))
 }
 
@@ -23,15 +25,19 @@ pub fn nvrtc_version() -> Option<(i32, i32)> {
 pub fn compile(source: &str, architecture: &str, include: &Path) -> Result<Vec<u8>> {
     let fail = |detail: String| Error::device("nvrtc", detail);
     if nvrtc_version().is_none() {
-        return Err(fail("NVRTC was not found (libnvrtc.so); see LD_LIBRARY_PATH".into()));
+        return Err(fail(
+            "NVRTC was not found (libnvrtc.so); see LD_LIBRARY_PATH".into(),
+        ));
     }
-    let source = CString::new(source).map_err(|_| fail("a kernel's source has a byte of zero".into()))?;
+    let source =
+        CString::new(source).map_err(|_| fail("a kernel's source has a byte of zero".into()))?;
     let options = [
         format!("--gpu-architecture={architecture}"),
         format!("--include-path={}", include.display()),
         format!("--include-path={}", include.join("cccl").display()),
     ];
-    let program = result::create_program(source.as_c_str(), None).map_err(|e| fail(e.to_string()))?;
+    let program =
+        result::create_program(source.as_c_str(), None).map_err(|e| fail(e.to_string()))?;
     // SAFETY: the program was just created and is destroyed once, at the end; its log and its code are copied into memory of the sizes that it tells.
     unsafe {
         let compiled = result::compile_program(program, &options);

@@ -1,14 +1,17 @@
 //! Kernels as CUDA C++ for devices that are not there.
 use bimetal_cubecl::{MatrixKernel, MatrixUnits};
 use bimetal_tensor::{Error, Result};
-use cubecl::Compiler;
 use cubecl::__private::Runtime;
+use cubecl::Compiler;
 use cubecl::ir::features::Features;
 use cubecl::ir::{DeviceIdentity, DeviceProperties, HardwareProperties, MemoryDeviceProperties};
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::arch::CudaArchitecture;
 use cubecl_cpp::cuda::mma::CudaCmmaCompiler;
-use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features, register_wmma_features};
+use cubecl_cpp::shared::{
+    CompilationOptions, CppCompiler, CppSupportedFeatures, register_mma_features,
+    register_wmma_features,
+};
 use cubecl_cpp::target::Cuda;
 use std::sync::Arc;
 

@@ -13,15 +13,24 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub fn cuda(index: usize) -> Result<Device> {
     let properties = cuda_properties(index)?;
     can_compile(&properties)?;
-    let failed = |e: String| Error::device("cuda", format!("{} does not open: {e}", properties.name));
+    let failed =
+        |e: String| Error::device("cuda", format!("{} does not open: {e}", properties.name));
     let device = cubecl::Device::cuda(index).map_err(|e| failed(e.to_string()))?;
     // The runtime has no other way to say that a driver refused.
     let client = catch_unwind(AssertUnwindSafe(|| device.client())).map_err(|e| {
         let text = e.downcast_ref::<String>().map(String::as_str);
-        failed(text.or(e.downcast_ref::<&str>().copied()).unwrap_or("the driver refused").into())
+        failed(
+            text.or(e.downcast_ref::<&str>().copied())
+                .unwrap_or("the driver refused")
+                .into(),
+        )
     })?;
     let limits = limits(&client);
-    Ok(Device::new(GpuBackend::new(client, info(&properties, &limits), limits)))
+    Ok(Device::new(GpuBackend::new(
+        client,
+        info(&properties, &limits),
+        limits,
+    )))
 }
 
 fn info(p: &CudaProperties, limits: &Limits) -> DeviceInfo {

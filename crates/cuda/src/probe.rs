@@ -38,7 +38,9 @@ pub fn cuda_properties(index: usize) -> Result<CudaProperties> {
             "no NVIDIA driver was found (libcuda.so, nvcuda.dll); install it, or use the CPU device, or wgpu for other GPUs".into(),
         ));
     }
-    let failed = |what: &str, e: result::DriverError| missing(format!("NVIDIA's driver is installed, but {what}: {e}"));
+    let failed = |what: &str, e: result::DriverError| {
+        missing(format!("NVIDIA's driver is installed, but {what}: {e}"))
+    };
     result::init().map_err(|e| failed("does not start", e))?;
     let count = result::device::get_count().map_err(|e| failed("does not count its devices", e))?;
     if index as i32 >= count {
@@ -46,18 +48,22 @@ pub fn cuda_properties(index: usize) -> Result<CudaProperties> {
             "device {index} was asked for, and NVIDIA's driver has {count} of them, numbered from 0 (CUDA_VISIBLE_DEVICES hides some)"
         )));
     }
-    let device = result::device::get(index as i32).map_err(|e| failed("does not give its device", e))?;
-    let name = result::device::get_name(device).map_err(|e| failed("does not name its device", e))?;
+    let device =
+        result::device::get(index as i32).map_err(|e| failed("does not give its device", e))?;
+    let name =
+        result::device::get_name(device).map_err(|e| failed("does not name its device", e))?;
     let attribute = |a| {
         // SAFETY: the device is the driver's.
-        unsafe { result::device::get_attribute(device, a) }.map_err(|e| failed("does not describe its device", e))
+        unsafe { result::device::get_attribute(device, a) }
+            .map_err(|e| failed("does not describe its device", e))
     };
     use sys::CUdevice_attribute as A;
     let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let sm = (10 * major + minor) as u32;
     // SAFETY: as above.
-    let memory = unsafe { result::device::total_mem(device) }.map_err(|e| failed("does not tell its memory", e))?;
+    let memory = unsafe { result::device::total_mem(device) }
+        .map_err(|e| failed("does not tell its memory", e))?;
     let mut driver = 0;
     // SAFETY: the number is written to a place that outlives the call.
     unsafe { sys::cuDriverGetVersion(&mut driver) }
@@ -99,20 +105,28 @@ const HEADERS: [&str; 4] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h"];
 
 fn headers(name: &str) -> Result<()> {
     let set = std::env::var_os("CUDA_PATH").map(PathBuf::from);
-    let places = set.clone().into_iter().chain(["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from));
+    let places = set
+        .clone()
+        .into_iter()
+        .chain(["/usr/local/cuda", "/opt/cuda"].map(PathBuf::from));
     // The first that exists is the one that the compiler will look into.
     let found = match set {
         Some(path) => Some(path),
         None => places.into_iter().find(|p| p.exists()),
     };
     let Some(root) = found else {
-        let hint = wheels().map_or_else(String::new, |p| format!("; these seem to be they: CUDA_PATH={}", p.display()));
+        let hint = wheels().map_or_else(String::new, |p| {
+            format!("; these seem to be they: CUDA_PATH={}", p.display())
+        });
         return Err(missing(format!(
             "{name} is there, but CUDA's headers were not found; set CUDA_PATH to a CUDA toolkit or to the folder `nvidia/cu13` of the Python \
              packages nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl{hint}"
         )));
     };
-    match HEADERS.iter().find(|h| !root.join("include").join(h).exists()) {
+    match HEADERS
+        .iter()
+        .find(|h| !root.join("include").join(h).exists())
+    {
         None => Ok(()),
         Some(header) => Err(missing(format!(
             "{name} is there, but {} has no include/{header}, which kernels need; set CUDA_PATH to a whole CUDA toolkit, or install the Python packages \
@@ -124,7 +138,9 @@ fn headers(name: &str) -> Result<()> {
 
 /// The folder of NVIDIA's Python packages in the virtual environment that is active, if there is one.
 fn wheels() -> Option<PathBuf> {
-    let root = PathBuf::from(std::env::var_os("VIRTUAL_ENV").or_else(|| std::env::var_os("CONDA_PREFIX"))?);
+    let root = PathBuf::from(
+        std::env::var_os("VIRTUAL_ENV").or_else(|| std::env::var_os("CONDA_PREFIX"))?,
+    );
     let versions = std::fs::read_dir(root.join("lib")).ok()?;
     let folder = |p: &Path| p.join("site-packages/nvidia/cu13");
     versions

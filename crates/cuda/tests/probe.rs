@@ -20,7 +20,10 @@ fn units_follow_the_compute_capability() {
     assert_eq!(offline_units(70).dtypes(), [DType::F16]);
     assert_eq!(offline_units(80).dtypes(), [DType::F16, DType::BF16]);
     assert_eq!(offline_units(80).tf32, Some([16, 16, 8]));
-    assert_eq!(offline_units(90).dtypes(), [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2]);
+    assert_eq!(
+        offline_units(90).dtypes(),
+        [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2]
+    );
 }
 
 #[test]
@@ -31,7 +34,11 @@ fn every_matrix_kernel_becomes_cuda_source() {
     }
     for kernel in kernels {
         let source = cuda_source(&kernel, 90).unwrap();
-        let instruction = if kernel.kind == "f8" { "mma.sync" } else { "mma_sync" };
+        let instruction = if kernel.kind == "f8" {
+            "mma.sync"
+        } else {
+            "mma_sync"
+        };
         assert!(source.contains(instruction), "{}:\n{source}", kernel.name);
     }
 }

@@ -1,5 +1,5 @@
 //! Wrong use and what goes wrong underneath is one clear error.
-use bimetal_cubecl::{GpuBackend, Limits};
+use bimetal_cubecl::{GpuBackend, Limits, MatrixUnits};
 use bimetal_tensor::{DType, Device, DeviceInfo, Slot, Support, Tensor, commit};
 use cubecl::device::WgpuDeviceKind;
 use std::process::Command;
@@ -26,6 +26,7 @@ fn with(device: &Device, memory: usize, max_binding: usize, max_buffers: usize) 
         max_binding,
         max_units: 64,
         max_cubes: 65535,
+        matrix: MatrixUnits::default(),
     };
     let info = DeviceInfo {
         max_buffers,

@@ -69,7 +69,13 @@ pub fn run(mut options: Options) -> Result<(), String> {
     for r in &rows {
         println!(
             "{:52} {:6} {:14} {:6} {:26} {:4} {:6}",
-            r.kernel, r.arch, format!("{} {}", r.kind, r.rate), r.instructions, r.example, r.registers, r.spills
+            r.kernel,
+            r.arch,
+            format!("{} {}", r.kind, r.rate),
+            r.instructions,
+            r.example,
+            r.registers,
+            r.spills
         );
     }
     if let Some(file) = file {

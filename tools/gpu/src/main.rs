@@ -1,5 +1,6 @@
 //! What bimetal shows of its GPU kernels, run by `cargo xtask` or by itself: `bimetal-gpu gate`.
 
+mod bench;
 mod disassembly;
 mod gate;
 mod options;
@@ -13,6 +14,7 @@ fn main() -> ExitCode {
     let task = words.next().unwrap_or_default();
     let options = Options::new(words.collect());
     let outcome = match task.as_str() {
+        "bench" => bench::run(options),
         "gate" => gate::run(options),
         "products" => products::run(options),
         _ => Err(USAGE.into()),
@@ -28,6 +30,8 @@ fn main() -> ExitCode {
 
 const USAGE: &str = "usage: bimetal-gpu TASK
 
+  bench [--backend cuda] [--json FILE] [--quick] [--probe]
+      what products reach on the device; --probe only says whether there is one
   gate [--json FILE] [--quick] [--only NAME] [--plant-scalar-kernel]
       compiles every matrix kernel with NVRTC and counts the matrix instructions of its code.
       CUDA_PATH says where CUDA's headers are; nvdisasm and cuobjdump are looked for in PATH

@@ -32,7 +32,12 @@ fn cases() -> Vec<Case> {
             add([d, F32], [d; 2], [false, false], [1, 48, 64, 64]);
         }
     }
-    for pair in [[F8E4M3, F8E4M3], [F8E4M3, F8E5M2], [F8E5M2, F8E4M3], [F8E5M2, F8E5M2]] {
+    for pair in [
+        [F8E4M3, F8E4M3],
+        [F8E4M3, F8E5M2],
+        [F8E5M2, F8E4M3],
+        [F8E5M2, F8E5M2],
+    ] {
         add(pair, pair, [false, true], [1, 64, 64, 128]);
     }
     add([F8E4M3; 2], [F8E4M3; 2], [false, false], [2, 37, 41, 70]);
@@ -65,28 +70,42 @@ fn found(c: &Case, device: &Device) -> Result<Vec<f32>, String> {
         // What is stored is a leaf of the product's plan.
         x.eval().map_err(|e| e.to_string())?;
         let x = x.cast(c.compute[i]);
-        Ok::<_, String>(if c.transposed[i] { x.transpose(-1, -2) } else { x })
+        Ok::<_, String>(if c.transposed[i] {
+            x.transpose(-1, -2)
+        } else {
+            x
+        })
     };
     let (a, b) = (make(0, m, k)?, make(1, k, n)?);
     let bias = Tensor::from_slice(&numbers(SEEDS[2], n), &[n], device);
     let sum = a.matmul_with(&b, MatmulPrecision::Tf32, Some(DType::F32)) + bias;
-    (sum.relu() * 0.5).to_vec::<f32>().map_err(|e| e.to_string())
+    (sum.relu() * 0.5)
+        .to_vec::<f32>()
+        .map_err(|e| e.to_string())
 }
 
 /// The same by plain loops.
 fn wanted(c: &Case) -> Vec<f32> {
     let [batch, m, n, k] = c.sizes;
-    let (a, b) = (numbers(SEEDS[0], batch * m * k), numbers(SEEDS[1], batch * k * n));
+    let (a, b) = (
+        numbers(SEEDS[0], batch * m * k),
+        numbers(SEEDS[1], batch * k * n),
+    );
     let bias = numbers(SEEDS[2], n);
     let at = |i: usize, matrix: usize, row: usize, column: usize, rows: usize, columns: usize| {
-        let inner = if c.transposed[i] { column * rows + row } else { row * columns + column };
+        let inner = if c.transposed[i] {
+            column * rows + row
+        } else {
+            row * columns + column
+        };
         matrix * rows * columns + inner
     };
     let mut out = Vec::with_capacity(batch * m * n);
     for z in 0..batch {
         for row in 0..m {
             for column in 0..n {
-                let products = (0..k).map(|s| a[at(0, z, row, s, m, k)] * b[at(1, z, s, column, k, n)]);
+                let products =
+                    (0..k).map(|s| a[at(0, z, row, s, m, k)] * b[at(1, z, s, column, k, n)]);
                 out.push((products.sum::<f32>() + bias[column]).max(0.0) * 0.5);
             }
         }
@@ -102,13 +121,20 @@ pub fn run(mut options: Options) -> Result<(), String> {
     println!("{}", device.info().name);
     let mut wrong = 0;
     for c in cases() {
-        let name = format!("{:?} {:?} {:?} {:?}", c.stored, c.compute, c.transposed, c.sizes);
+        let name = format!(
+            "{:?} {:?} {:?} {:?}",
+            c.stored, c.compute, c.transposed, c.sizes
+        );
         if only.as_ref().is_some_and(|o| !name.contains(o.as_str())) {
             continue;
         }
         let (got, want) = (found(&c, &device)?, wanted(&c));
         let bad = got.iter().zip(&want).filter(|(g, w)| g != w).count();
-        let verdict = if bad == 0 { "equal".into() } else { format!("{bad} of {} differ", want.len()) };
+        let verdict = if bad == 0 {
+            "equal".into()
+        } else {
+            format!("{bad} of {} differ", want.len())
+        };
         println!("{name:70} {verdict}");
         if let Some(i) = (0..want.len()).find(|i| got[*i] != want[*i]) {
             println!("    first at {i}: {} instead of {}", got[i], want[i]);

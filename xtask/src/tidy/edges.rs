@@ -14,6 +14,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bimetal-cubecl", &["bimetal-tensor"]),
     ("bimetal-cuda", &["bimetal-tensor", "bimetal-cubecl"]),
     ("bimetal-wgpu", &["bimetal-tensor", "bimetal-cubecl"]),
+    (
+        "bimetal-gpu",
+        &["bimetal-tensor", "bimetal-cubecl", "bimetal-cuda"],
+    ),
     ("bimetal-autodiff", &["bimetal-tensor"]),
     ("bimetal-precision", &["bimetal-tensor", "bimetal-autodiff"]),
     (

@@ -36,7 +36,7 @@ fn measured(backend: &str, quick: bool) -> Result<Option<Value>> {
     let program = gpu_tool::build(false)?;
     let mut command = std::process::Command::new(&program);
     command.args(["bench", "--backend", backend]);
-    if !process::output(command.arg("--probe"))?.contains("device") {
+    if !process::output(command.arg("--probe"))?.starts_with("device:") {
         return Ok(None);
     }
     let program = gpu_tool::build(true)?;

@@ -66,7 +66,8 @@ const char *HOST = "// bimetal host code";
 
 Result build(Module *m) {
     static int next = 0;
-    std::string base = "/tmp/bimetal-fake-cuda-" + std::to_string(getpid()) + "-" + std::to_string(next++);
+    const char *folder = getenv("TMPDIR");
+    std::string base = std::string(folder ? folder : P_tmpdir) + "/bimetal-fake-cuda-" + std::to_string(getpid()) + "-" + std::to_string(next++);
     std::string source = base + ".cpp", library = base + ".so";
     FILE *file = fopen(source.c_str(), "w");
     if (!file) return NO_BINARY;

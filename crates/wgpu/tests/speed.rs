@@ -46,8 +46,7 @@ fn kernels() {
         let y = x.conv2d(&w, conv);
         bimetal_tensor::eval(&[&y]).unwrap();
         time(&format!("{dtype} conv both gradients"), &d, || {
-            let g = bimetal_autodiff::grad(&(&y * &y).sum_all(), &[&x, &w]).unwrap();
-            g
+            bimetal_autodiff::grad(&(&y * &y).sum_all(), &[&x, &w]).unwrap()
         });
         let big = leaf(&[8192, 256]);
         time(&format!("{dtype} gelu 2M"), &d, || vec![big.gelu()]);

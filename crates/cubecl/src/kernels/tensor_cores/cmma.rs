@@ -160,6 +160,7 @@ fn fragment<T: Float, N: Size>(
         sum * line + free
     };
     let at = (half * comptime!(o.pieces() as u32) + element / comptime!(o.piece as u32)) as usize;
+    // SAFETY: it is loaded below, before anything reads it.
     let mut matrix = unsafe {
         cmma::Matrix::<T>::uninitialized(
             ident,

@@ -8,7 +8,7 @@ use std::ops::Range;
 pub enum Layout {
     /// Each row together.
     RowMajor,
-    /// Panels of `mr` rows; in a panel, the rows together for each k, [`k_step`] values from one k to the next.
+    /// Panels of `mr` rows; in a panel, the rows together for each k, `k_step` values from one k to the next.
     KMajor,
 }
 

@@ -234,33 +234,74 @@ mod x86 {
             dst: *mut f32,
             ld: usize,
         ) {
-            let (full_lanes, full_ks) = (lanes / 16 * 16, ks / 16 * 16);
             // SAFETY: the caller's contract, block by block.
             unsafe {
-                for lane in (0..full_lanes).step_by(16) {
-                    for k in (0..full_ks).step_by(16) {
-                        block16(
-                            src.add(lane * stride + k),
-                            stride,
-                            dst.add(k * ld + lane),
-                            ld,
-                        );
+                for lane in (0..lanes).step_by(16) {
+                    let few = lanes - lane;
+                    if few < 4 {
+                        transpose_rest(src, stride, lane..lanes, 0..ks, dst, ld);
+                        continue;
+                    }
+                    for k in (0..ks).step_by(16) {
+                        let (src, dst) = (src.add(lane * stride + k), dst.add(k * ld + lane));
+                        if few < 16 || ks - k < 16 {
+                            part16(src, stride, few, ks - k, dst, ld);
+                        } else {
+                            block16(src, stride, dst, ld);
+                        }
                     }
                 }
-                transpose_rest(src, stride, 0..full_lanes, full_ks..ks, dst, ld);
-                transpose_rest(src, stride, full_lanes..lanes, 0..ks, dst, ld);
             }
+        }
+    }
+
+    /// [`block16`] with fewer lanes or ks: what is missing is neither read nor written.
+    #[inline(always)]
+    unsafe fn part16(
+        src: *const f32,
+        stride: usize,
+        lanes: usize,
+        ks: usize,
+        dst: *mut f32,
+        ld: usize,
+    ) {
+        let (some_lanes, some_ks) = (first(lanes), first(ks));
+        // SAFETY: lanes x ks values on both sides; the caller runs on AVX-512.
+        unsafe {
+            turn16(
+                |lane| match lane < lanes {
+                    true => _mm512_maskz_loadu_ps(some_ks, src.add(lane * stride)),
+                    false => _mm512_setzero_ps(),
+                },
+                |k, x| {
+                    if k < ks {
+                        _mm512_mask_storeu_ps(dst.add(k * ld), some_lanes, x);
+                    }
+                },
+            )
+        }
+    }
+
+    /// Transposes a block in memory.
+    #[inline(always)]
+    unsafe fn block16(src: *const f32, stride: usize, dst: *mut f32, ld: usize) {
+        // SAFETY: 16 x 16 values on both sides; the caller runs on AVX-512.
+        unsafe {
+            turn16(
+                |lane| _mm512_loadu_ps(src.add(lane * stride)),
+                |k, x| _mm512_storeu_ps(dst.add(k * ld), x),
+            )
         }
     }
 
     /// Transposes 16 x 16 values: pairs, quads within 128 bits, then the 128-bit quarters twice.
     #[inline(always)]
-    unsafe fn block16(src: *const f32, stride: usize, dst: *mut f32, ld: usize) {
-        // SAFETY: 16 x 16 values on both sides; the caller runs on AVX-512.
+    unsafe fn turn16(load: impl Fn(usize) -> __m512, store: impl Fn(usize, __m512)) {
+        // SAFETY: the caller runs on AVX-512.
         unsafe {
             let mut r = [_mm512_setzero_ps(); 16];
             for (i, x) in r.iter_mut().enumerate() {
-                *x = _mm512_loadu_ps(src.add(i * stride));
+                *x = load(i);
             }
             let mut t = r;
             for i in (0..16).step_by(2) {
@@ -286,7 +327,7 @@ mod x86 {
                     _mm512_shuffle_f32x4::<0xdd>(hi0, hi1),
                 ];
                 for (quarter, x) in out.into_iter().enumerate() {
-                    _mm512_storeu_ps(dst.add((4 * quarter + q) * ld), x);
+                    store(4 * quarter + q, x);
                 }
             }
         }

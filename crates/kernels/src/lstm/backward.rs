@@ -1,7 +1,7 @@
 //! The gradients.
 use super::cell::Cell;
 use super::product::Packed;
-use super::{ROWS, Sizes};
+use super::{ROWS, Sizes, zeros};
 use crate::par;
 use crate::rows::{Rows, RowsMut};
 use crate::simd::round_to;
@@ -50,13 +50,12 @@ pub fn lstm_grad(sizes: Sizes, saved: Saved, mut out: Grads) {
         .zip(out.c.par_chunks_mut(ROWS * n));
     par::items(blocks, |block, ((mut dgates, mut dh0), dc)| {
         let (first, rows, stride) = (block * ROWS, dc.len() / n, Packed::stride(4 * n));
-        let mut dg = vec![0.0; rows * stride];
-        let mut dh = vec![0.0; rows * n];
+        let mut dg = zeros(rows * stride);
+        let mut dh = zeros(rows * n);
         // Of the steps of a part: activated gates, cell state before and its tanh after.
-        let mut active = vec![0.0; every * rows * 4 * n];
-        let (mut before, mut tanh) = (vec![0.0; every * rows * n], vec![0.0; every * rows * n]);
-        let (mut c, mut input, mut narrow) = (vec![0.0; n], vec![0.0; 4 * n], vec![0.0; 4 * n]);
-        let mut sum = vec![0.0; n];
+        let mut active = zeros(every * rows * 4 * n);
+        let (mut before, mut tanh) = (zeros(every * rows * n), zeros(every * rows * n));
+        let (mut c, mut input, mut narrow) = (zeros(n), zeros(4 * n), zeros(4 * n));
         dc.copy_from_slice(&saved.dc[first * n..][..rows * n]);
         for part in (0..sizes.kept()).rev() {
             let steps = part * every..((part + 1) * every).min(time);
@@ -66,11 +65,13 @@ pub fn lstm_grad(sizes: Sizes, saved: Saved, mut out: Grads) {
                 for t in steps.clone() {
                     let slot = (t - steps.start) * rows + r;
                     let x = saved.gates.row((first + r) * time + t, &mut input);
-                    let active = &mut active[slot * 4 * n..][..4 * n];
-                    cell.activate(active, x);
-                    before[slot * n..][..n].copy_from_slice(&c);
-                    (cell.next)(&mut c, active);
-                    (cell.tanh)(&mut tanh[slot * n..][..n], &c);
+                    (cell.replay)(
+                        &mut active[slot * 4 * n..][..4 * n],
+                        &mut before[slot * n..][..n],
+                        &mut tanh[slot * n..][..n],
+                        &mut c,
+                        x,
+                    );
                 }
             }
             for t in steps.clone().rev() {
@@ -80,12 +81,11 @@ pub fn lstm_grad(sizes: Sizes, saved: Saved, mut out: Grads) {
                 for r in 0..rows {
                     let (at, slot) = (r * time + t, (t - steps.start) * rows + r);
                     let dy = saved.dy.row(first * time + at, &mut input[..n]);
-                    (cell.add)(&mut sum, dy, &dh[r * n..][..n]);
                     let dg = &mut dg[r * stride..][..4 * n];
                     (cell.grad)(
                         dg,
                         &mut dc[r * n..][..n],
-                        &sum,
+                        [dy, &dh[r * n..][..n]],
                         &active[slot * 4 * n..][..4 * n],
                         &before[slot * n..][..n],
                         &tanh[slot * n..][..n],

@@ -1,7 +1,7 @@
 //! The forward pass.
 use super::cell::Cell;
 use super::product::Packed;
-use super::{ROWS, Sizes};
+use super::{ROWS, Sizes, zeros};
 use crate::par;
 use crate::rows::{Rows, RowsMut};
 use crate::simd::round_to;
@@ -51,12 +51,10 @@ pub fn lstm(sizes: Sizes, start: Start, mut out: Outputs) {
         .zip(out.c.par_chunks_mut(ROWS * n));
     par::items(blocks, |block, (((mut y, mut gates), cells), c)| {
         let (first, rows, stride) = (block * ROWS, c.len() / n, Packed::stride(n));
-        let mut h = vec![0.0; rows * stride];
-        let mut sums = vec![0.0; rows * 4 * n];
-        let mut row_scratch = vec![0.0; 4 * (4 * n)];
-        let (input, rest) = row_scratch.split_at_mut(4 * n);
-        let (x, rest) = rest.split_at_mut(4 * n);
-        let (active, narrow) = rest.split_at_mut(4 * n);
+        let mut h = zeros(rows * stride);
+        let mut sums = zeros(rows * 4 * n);
+        let mut row_scratch = zeros(2 * (4 * n));
+        let (input, narrow) = row_scratch.split_at_mut(4 * n);
         c.copy_from_slice(&start.c[first * n..][..rows * n]);
         for r in 0..rows {
             let from = start.h.row(first + r, input);
@@ -71,17 +69,14 @@ pub fn lstm(sizes: Sizes, start: Start, mut out: Outputs) {
                     cells[kept * n..][..n].copy_from_slice(c);
                 }
                 let input = start.gates.row(first * time + at, input);
-                (cell.add)(x, input, &sums[r * 4 * n..][..4 * n]);
-                if let Some(round) = round_gates {
-                    round(x);
-                }
-                gates.write(at, 0..4 * n, narrow, |g| g.copy_from_slice(x));
-                cell.activate(active, x);
-                (cell.next)(c, active);
                 let h = &mut h[r * stride..][..n];
-                let tanh = &mut x[..n];
-                (cell.tanh)(tanh, c);
-                (cell.times)(h, &active[3 * n..], tanh);
+                gates.write(at, 0..4 * n, narrow, |x| {
+                    (cell.add)(x, input, &sums[r * 4 * n..][..4 * n]);
+                    if let Some(round) = round_gates {
+                        round(x);
+                    }
+                    (cell.next)(h, c, x);
+                });
                 if let Some(round) = round_y {
                     round(h);
                 }

@@ -16,6 +16,32 @@ mod tests;
 pub use backward::{Grads, Saved, lstm_grad};
 pub use forward::{Outputs, Start, lstm};
 
+use crate::gemm::Scratch;
+use std::ops::{Deref, DerefMut};
+
+/// `len` zeros in memory that the thread keeps for the next time: pages of the system would be fresh in every step.
+fn zeros(len: usize) -> Zeros {
+    Zeros(Scratch::zeros(len), len)
+}
+
+/// See [`zeros`].
+struct Zeros(Scratch, usize);
+
+impl Deref for Zeros {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        // SAFETY: that many values were set to zero.
+        unsafe { std::slice::from_raw_parts(self.0.ptr(), self.1) }
+    }
+}
+
+impl DerefMut for Zeros {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and nobody else has the block.
+        unsafe { std::slice::from_raw_parts_mut(self.0.ptr(), self.1) }
+    }
+}
+
 /// Rows of a batch that a task takes through all steps.
 const ROWS: usize = 32;
 

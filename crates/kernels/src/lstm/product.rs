@@ -1,4 +1,5 @@
 //! A product whose right factor is packed once for many steps.
+use super::{Zeros, zeros};
 use crate::gemm::micro::{Family, Real};
 use crate::simd::simd_level;
 
@@ -7,7 +8,7 @@ pub(super) struct Packed {
     family: Family<f32>,
     k: usize,
     n: usize,
-    panels: Vec<f32>,
+    panels: Zeros,
 }
 
 impl Packed {
@@ -15,7 +16,7 @@ impl Packed {
     pub(super) fn new(k: usize, n: usize, value: impl Fn(usize, usize) -> f32) -> Packed {
         let family = f32::family(simd_level());
         let nr = family.nr;
-        let mut panels = vec![0.0; n.div_ceil(nr) * nr * k];
+        let mut panels = zeros(n.div_ceil(nr) * nr * k);
         for (p, panel) in panels.chunks_mut((nr * k).max(1)).enumerate() {
             for (i, row) in panel.chunks_mut(nr).enumerate() {
                 for (j, v) in row.iter_mut().enumerate().take(n - p * nr) {

@@ -118,6 +118,7 @@ pub fn tanh<I: Isa>(x: f32) -> f32 {
     (if a < 0.625 { small } else { big }).copysign(x)
 }
 
+/// `1 / (1 + e^-x)`.
 #[inline(always)]
 pub fn sigmoid<I: Isa>(x: f32) -> f32 {
     let e = exp_neg::<I>(-x.abs());

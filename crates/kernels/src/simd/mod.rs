@@ -49,7 +49,7 @@ pub use compare::{
 pub use convert::{
     Load, Round, Store, load_copy, load_f32, load_u8, round_to, store_copy, store_f32, store_u8,
 };
-pub use exp::{exp as exp_f32, exp_neg, exp_share};
+pub use exp::{exp as exp_f32, exp_neg, exp_share, sigmoid as sigmoid_f32, tanh as tanh_f32};
 pub use level::{SimdLevel, simd_level};
 pub use log::log as log_f32;
 pub use ops::{BinaryOp, CmpOp, LogicOp, UnaryOp};

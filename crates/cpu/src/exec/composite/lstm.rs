@@ -121,17 +121,24 @@ impl Sequence {
             ..
         } = self.sizes;
         let (all, one) = (batch * time * n, batch * n);
-        let mut weight = vec![0.0f32; self.x[1].numel];
         let w = &self.x[1];
-        // SAFETY: the operand has these elements.
-        unsafe {
-            convert::load(
-                w.dtype,
-                cx.ptr(w.buf),
-                1,
-                w.numel,
-                weight.as_mut_ptr().cast(),
-            )
+        let copy: Vec<f32>;
+        let weight = if w.dtype == DType::F32 {
+            self.cells(cx, 1)
+        } else {
+            let mut values = vec![0.0f32; w.numel];
+            // SAFETY: the operand has these elements.
+            unsafe {
+                convert::load(
+                    w.dtype,
+                    cx.ptr(w.buf),
+                    1,
+                    w.numel,
+                    values.as_mut_ptr().cast(),
+                )
+            };
+            copy = values;
+            &copy
         };
         let mut spare = [None, None, None, None];
         let [s0, s1, s2, s3] = &mut spare;
@@ -139,7 +146,7 @@ impl Sequence {
         if self.grad {
             let saved = Saved {
                 gates: self.rows(cx, 0, 4 * n)?,
-                weight: &weight,
+                weight,
                 cells: self.cells(cx, 2),
                 dy: self.rows(cx, 3, n)?,
                 dc: self.cells(cx, 4),
@@ -153,7 +160,7 @@ impl Sequence {
         } else {
             let start = Start {
                 gates: self.rows(cx, 0, 4 * n)?,
-                weight: &weight,
+                weight,
                 h: self.rows(cx, 2, n)?,
                 c: self.cells(cx, 3),
             };

@@ -119,8 +119,15 @@ impl Kernel for Stats {
                 let range = par::piece(d.numel, RUN, r);
                 let src = cx.ptr(d.buf).wrapping_add(range.start * d.dtype.size());
                 let v = &mut values[..range.len()];
-                // SAFETY: the range lies in the operand.
-                unsafe { convert::load(d.dtype, src, 1, v.len(), v.as_mut_ptr().cast()) };
+                // SAFETY: the range lies in the operand, and buffers are aligned for their dtypes.
+                let v = unsafe {
+                    if d.dtype == DType::F32 {
+                        std::slice::from_raw_parts(src.cast::<f32>(), v.len())
+                    } else {
+                        convert::load(d.dtype, src, 1, v.len(), v.as_mut_ptr().cast());
+                        v
+                    }
+                };
                 let square = &mut square[..v.len()];
                 finite &= squares(square, v);
                 parts.push(fold::run(ReduceOp::Sum, square));

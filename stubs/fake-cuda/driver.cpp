@@ -84,7 +84,11 @@ Result build(Module *m) {
     return m->library ? SUCCESS : NO_BINARY;
 }
 
-Result allocate(void **p, size_t bytes) { return posix_memalign(p, 512, bytes ? bytes : 1) ? OUT_OF_MEMORY : SUCCESS; }
+// Zeros, so that what kernels would have written is the same in every run.
+Result allocate(void **p, size_t bytes) {
+    if (posix_memalign(p, 512, bytes ? bytes : 1)) return OUT_OF_MEMORY;
+    return memset(*p, 0, bytes), SUCCESS;
+}
 
 } // namespace
 

@@ -7,14 +7,19 @@ use serde_json::Value;
 use crate::args::Args;
 use crate::gpu_tool::{self, TOOLKITS};
 use crate::workspace::Metadata;
-use crate::{Result, process};
+use crate::{Result, cuda_stand_in, process};
 
 /// The task.
 pub fn run(mut args: Args) -> Result {
     let json: Option<PathBuf> = args.option("--json")?;
     let planted = args.flag("--plant-scalar-kernel");
+    let (runtime, products) = (args.flag("--runtime"), args.flag("--products"));
     args.finish()?;
-    let rows = rows(planted)?;
+    let rows = match (runtime, products) {
+        (false, false) => rows(planted)?,
+        (true, false) => cuda_stand_in::steps()?,
+        _ => return cuda_stand_in::products(),
+    };
     if let Some(file) = json {
         write(&file, &Value::Array(rows))?;
     }

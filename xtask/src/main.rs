@@ -9,6 +9,7 @@ mod bench;
 mod bench_tensorcore;
 mod ci;
 mod cuda_gate;
+mod cuda_stand_in;
 mod golden;
 mod gpu;
 mod gpu_tool;
@@ -108,7 +109,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "cuda-gate",
         help: "compile every matrix kernel for NVIDIA's GPUs, without one, and count its matrix instructions",
-        usage: "[--json FILE] [--plant-scalar-kernel]",
+        usage: "[--json FILE] [--plant-scalar-kernel] | --runtime (train steps on a stand-in for the driver) | --products (run on the host)",
         run: cuda_gate::run,
     },
     Task {

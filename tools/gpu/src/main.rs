@@ -1,6 +1,7 @@
 //! What bimetal shows of its GPU kernels, run by `cargo xtask` or by itself: `bimetal-gpu gate`.
 
 mod bench;
+mod convolutions;
 mod disassembly;
 mod gate;
 mod options;

@@ -45,7 +45,7 @@ fn cases() -> Vec<Case> {
 }
 
 /// Whole numbers from -4 to 4.
-fn numbers(seed: u32, count: usize) -> Vec<f32> {
+pub fn numbers(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -140,6 +140,9 @@ pub fn run(mut options: Options) -> Result<(), String> {
             println!("    first at {i}: {} instead of {}", got[i], want[i]);
             wrong += 1;
         }
+    }
+    if only.is_none_or(|o| "convolution".contains(o.as_str())) {
+        wrong += crate::convolutions::run(&device)?;
     }
     match wrong {
         0 => Ok(()),

@@ -21,16 +21,16 @@ const RUN: u32 = 128;
 
 /// Sizes and operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Shape2 {
-    m: u32,
-    n: u32,
-    k: u32,
-    a: Operand,
-    b: Operand,
-    precision: MatmulPrecision,
-    float: bool,
-    guarded: bool,
-    rows: usize,
+pub(super) struct Shape2 {
+    pub(super) m: u32,
+    pub(super) n: u32,
+    pub(super) k: u32,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) precision: MatmulPrecision,
+    pub(super) float: bool,
+    pub(super) guarded: bool,
+    pub(super) rows: usize,
 }
 
 impl Shape2 {
@@ -178,10 +178,10 @@ fn matmul_kernel(
 
 /// A batched product with an epilogue.
 pub(super) struct Matmul {
-    shape: Shape2,
-    epilogue: Code,
-    bound: Bound,
-    batch: usize,
+    pub(super) shape: Shape2,
+    pub(super) epilogue: Code,
+    pub(super) bound: Bound,
+    pub(super) batch: usize,
 }
 
 /// A shape with two more axes.

@@ -125,9 +125,8 @@ pub(crate) fn build(
             epilogue,
         } => {
             let compute = *weight_compute;
-            Box::new(matmul::Matmul::conv(
-                &b, conv, input, weight, compute, shape, epilogue,
-            )?)
+            let plain = matmul::Matmul::conv(&b, conv, input, weight, compute, shape, epilogue)?;
+            tensor_cores::TensorCores::patches(plain, &limits.matrix)
         }
         Kernel::Conv2dGradInput {
             conv,
@@ -135,20 +134,20 @@ pub(crate) fn build(
             weight_compute,
             grad,
             output,
-        } => Box::new(matmul::Matmul::conv_input(
-            &b,
-            conv,
-            weight,
-            *weight_compute,
-            grad,
-            output,
-        )?),
+        } => {
+            let compute = *weight_compute;
+            let plain = matmul::Matmul::conv_input(&b, conv, weight, compute, grad, output)?;
+            tensor_cores::TensorCores::patches(plain, &limits.matrix)
+        }
         Kernel::Conv2dGradWeight {
             conv,
             input,
             grad,
             output,
-        } => Box::new(matmul::Matmul::conv_weight(&b, conv, input, grad, output)?),
+        } => {
+            let plain = matmul::Matmul::conv_weight(&b, conv, input, grad, output)?;
+            tensor_cores::TensorCores::patches(plain, &limits.matrix)
+        }
         Kernel::MaxPool2d {
             pool,
             input,

@@ -1,6 +1,7 @@
 //! From global to shared memory: tiles of operands in the type that the matrix units read.
 use super::tile::Tile;
 use crate::code::Loc;
+use crate::kernels::source::{self, Operand as Source};
 use crate::words::{self, Buffers};
 use bimetal_tensor::DType;
 use cubecl::prelude::*;
@@ -8,6 +9,8 @@ use cubecl::prelude::*;
 /// An operand of a product: where its elements lie, and how its tiles get into shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Operand {
+    /// What gives the elements by their linear index where they lie at no strides, as the patches of a convolution.
+    pub(crate) source: Option<Source>,
     /// Where the matrix of a batch index begins.
     pub(crate) matrix: Loc,
     /// Elements (wrapping) from one row, or column of the right operand, to the next; and from one index of the sum to the next.
@@ -135,6 +138,21 @@ pub(crate) fn has_piece(unit: u32, #[comptime] round: usize, #[comptime] o: Oper
 /// The bits of an element as the matrix units read it, in the lower end of a word.
 #[cube]
 fn element(buffers: &Buffers, at: u32, #[comptime] o: Operand) -> u32 {
+    match comptime!(o.source.clone()) {
+        Some(source) => {
+            let value = source::element(buffers, at, source);
+            if comptime!(o.compute == DType::F32) {
+                tf32(value)
+            } else {
+                words::narrow(value, comptime!(o.compute))
+            }
+        }
+        None => stored_element(buffers, at, o),
+    }
+}
+
+#[cube]
+fn stored_element(buffers: &Buffers, at: u32, #[comptime] o: Operand) -> u32 {
     let stored = comptime!(o.matrix.dtype);
     if comptime!(stored == o.compute && stored.size() < 4) {
         let per = comptime!(4 / stored.size() as u32);

@@ -7,12 +7,14 @@ mod tile;
 
 use super::Launch;
 use super::common::{Build, Runs};
+use super::matmul::Matmul;
+use super::source::Layout;
 use crate::code::{Code, Loc};
 use crate::matrix_units::{MatrixUnits, UnitShape};
 use crate::plan::{Bound, Cx};
 use bimetal_tensor::graph::MatmulPrecision;
 use bimetal_tensor::plan::{Access, Fused, MatOperand};
-use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape};
+use bimetal_tensor::{DType, ErrorKind, MAX_RANK, Shape, Strides};
 use cmma::{Product, cmma_kernel};
 use cubecl::prelude::*;
 use f8::f8_kernel;
@@ -119,6 +121,59 @@ impl TensorCores {
     }
 }
 
+impl TensorCores {
+    /// The same as a product of operands of which one is the patches of a convolution, if the table has it; otherwise what was given.
+    pub(super) fn patches(plain: Matmul, units: &MatrixUnits) -> Box<dyn Launch> {
+        match convolution(&plain, units) {
+            Some((kind, product)) => Box::new(TensorCores {
+                kind,
+                product,
+                epilogue: plain.epilogue,
+                bound: plain.bound,
+                batch: plain.batch,
+            }),
+            None => Box::new(plain),
+        }
+    }
+}
+
+fn convolution(plain: &Matmul, units: &MatrixUnits) -> Option<(Kind, Product)> {
+    let s = &plain.shape;
+    let sizes = [s.m, s.n, s.k].map(|v| v as usize);
+    let acc = if s.float { DType::F32 } else { DType::I32 };
+    let found = kind([s.a.compute, s.b.compute], s.precision, acc, sizes, units)?;
+    if plain.batch == 0 || matches!(found.0, Kind::F8(..)) {
+        return None;
+    }
+    // The linear index of an element is its place, which is strided; the source finds the element.
+    let [m, n, k] = sizes;
+    let batch = Shape::new(&[plain.batch])?;
+    let access = |rows: usize, columns: usize, dtype: DType| Access {
+        buf: 0,
+        offset: 0,
+        strides: Strides::new(&[(rows * columns) as isize, columns as isize, 1]),
+        dtype,
+    };
+    let accesses = [access(m, k, s.a.dtype), access(k, n, s.b.dtype)];
+    let [a, b] = &accesses;
+    let mut product = product(
+        found,
+        &batch,
+        sizes,
+        [a, b],
+        [s.a.binding, s.b.binding],
+        units,
+    )?;
+    product.guarded = s.guarded;
+    for (o, source) in [(&mut product.a, &s.a), (&mut product.b, &s.b)] {
+        o.source = Some(source.clone());
+        o.wide = false;
+        // Neighbours in the buffer are places, which are the sum only here.
+        o.sum_inner = o.sum_inner || matches!(source.layout, Layout::Taps(_));
+    }
+    Some((found.0, product))
+}
+
 /// The most cubes along the last axis of a launch.
 const MAX_BATCH: usize = 65535;
 
@@ -154,6 +209,7 @@ fn product(
             (columns, rows)
         };
         let mut o = Operand {
+            source: None,
             matrix: Loc::new(access, batch, bindings[i]),
             free: free as i32 as u32,
             sum: sum as i32 as u32,

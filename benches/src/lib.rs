@@ -18,6 +18,7 @@ mod catalog;
 mod child;
 mod clock;
 mod kernels;
+mod large;
 mod machine;
 mod models;
 mod options;
@@ -36,8 +37,9 @@ pub use clock::{Effort, Times, least, load, median, peak_rss_mb, process_ms, thr
 pub use kernels::{
     Run, adamw, bias_gelu_dropout, gemm, layer_norm, softmax_cross_entropy, w11_sizes,
 };
+pub use large::{BERT_BASE, GPT2, Large, RESNET50};
 pub use machine::{Limits, measure};
-pub use models::{Model, Sizes, W4, gpt, gpt2, mlp, w1, w2, w3, w4, w5, w6};
+pub use models::{Model, Sizes, W4, gpt, mlp, w1, w2, w3, w4, w5, w6};
 pub use options::Options;
 pub use planned::{Planned, plan_gpt2};
 pub use profile::profile;

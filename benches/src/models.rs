@@ -31,7 +31,7 @@ pub(crate) fn indices(end: usize, shape: &[usize], device: &Device) -> Tensor {
 
 /// The multiplications and additions of a product with `[inputs, outputs]` over `rows` rows: forward, the weight's gradient, and
 /// the input's if somebody wants it.
-fn product(rows: usize, inputs: usize, outputs: usize, input_gradient: bool) -> f64 {
+pub(crate) fn product(rows: usize, inputs: usize, outputs: usize, input_gradient: bool) -> f64 {
     let passes = if input_gradient { 3.0 } else { 2.0 };
     2.0 * (rows * inputs * outputs) as f64 * passes
 }
@@ -90,7 +90,7 @@ pub(crate) fn w2_flops() -> f64 {
         + product(64, 64, 10, true)
 }
 
-fn convolution(
+pub(crate) fn convolution(
     scope: &Scope,
     [inputs, outputs]: [usize; 2],
     kernel: usize,
@@ -189,7 +189,7 @@ pub(crate) fn w3_flops() -> f64 {
 }
 
 /// A layer of a transformer (Vaswani et al. 2017), normalised before (GPT-2) or behind (BERT) its two halves.
-struct Block {
+pub(crate) struct Block {
     attention: MultiHeadAttention,
     norm1: LayerNorm,
     norm2: LayerNorm,
@@ -215,7 +215,7 @@ pub struct Sizes {
 const HEADS: usize = 4;
 
 impl Block {
-    fn new(scope: &Scope, width: usize, heads: usize, dropout: f64, gpt: bool) -> Block {
+    pub(crate) fn new(scope: &Scope, width: usize, heads: usize, dropout: f64, gpt: bool) -> Block {
         let options = MultiHeadAttentionOptions {
             causal: gpt,
             dropout,
@@ -264,7 +264,8 @@ fn blocks(scope: &Scope, sizes: Sizes, gpt: bool) -> Vec<Block> {
         .collect()
 }
 
-fn block_flops(sizes: Sizes) -> f64 {
+/// Of all layers; the products of causal attention count whole.
+pub(crate) fn block_flops(sizes: Sizes) -> f64 {
     let Sizes {
         batch, time, width, ..
     } = sizes;
@@ -303,36 +304,6 @@ pub fn gpt(scope: &Scope, sizes: Sizes) -> Result<Model> {
         net: Box::new(net),
         x: indices(LETTERS, &[sizes.batch, sizes.time], device),
         y: indices(LETTERS, &[sizes.batch, sizes.time], device),
-    })
-}
-
-/// GPT-2 124M (Radford et al. 2019) on 8 sequences of 1024 tokens: 12 layers of width 768 with 12 heads, 50257 words, dropout of 0.1, the output layer tied to the embedding.
-pub fn gpt2(scope: &Scope) -> Result<Model> {
-    const TIME: usize = 1024;
-    const WIDTH: usize = 768;
-    const DROPOUT: f64 = 0.1;
-    let device = scope.store().device();
-    let tokens = Embedding::new(&scope.at("wte"), 50257, WIDTH);
-    let positions = Embedding::new(&scope.at("wpe"), TIME, WIDTH);
-    let layers = scope.at("h");
-    let blocks: Vec<Block> = (0..12)
-        .map(|i| Block::new(&layers.at(i), WIDTH, 12, DROPOUT, true))
-        .collect();
-    let dropout = Dropout::new(&scope.at("drop"), DROPOUT);
-    let norm = LayerNorm::new(&scope.at("ln_f"), WIDTH);
-    let places = Tensor::arange(TIME, device).settle()?;
-    let net = move |x: &Tensor, cx: &Ctx| {
-        let x = tokens.forward(x, cx) + positions.forward(&places, cx);
-        let mut x = dropout.forward(&x, cx);
-        for block in &blocks {
-            x = block.forward(&x, cx);
-        }
-        norm.forward(&x, cx).matmul(&tokens.weight().compute().t())
-    };
-    Ok(Model {
-        net: Box::new(net),
-        x: indices(50257, &[8, TIME], device),
-        y: indices(50257, &[8, TIME], device),
     })
 }
 

@@ -1,6 +1,6 @@
 //! The plan of a train step without running it: how many launches a GPU would be given.
-use crate::models::gpt2;
-use crate::train::policy;
+use crate::large::GPT2;
+use crate::train::{Training, policy};
 use bimetal::prelude::*;
 use bimetal::tensor::graph::Composite;
 use bimetal::tensor::plan::{Kernel, MAX_BUFFERS, MAX_INSTRUCTIONS, Meta, Plan};
@@ -169,21 +169,11 @@ fn step(dtype: DType, native: fn(&Composite) -> bool, fused: bool) -> Result<Ste
     let (device, seen) = open(native);
     device.set_fusion(fused);
     let store = ParamStore::new(&device, policy(dtype)).seed(0);
-    let model = gpt2(&store.root())?;
-    let params = store.trainable_slots()?;
-    let scale = match store.computes_in_f16() {
-        true => LossScale::dynamic(),
-        false => LossScale::None,
-    };
-    let scaler = LossScaler::new(scale, &device)?;
-    let mut optimizer = AdamW::new(1e-3);
-    optimizer.init(&params)?;
+    let mut training =
+        Training::with(store, |s| GPT2.build(s), Box::new(AdamW::new(1e-3)))?.clip(1.0);
     for _ in 0..2 {
         *lock(&seen) = Seen::default();
-        let cx = store.train();
-        let loss = cross_entropy(&model.net.forward(&model.x, &cx), &model.y);
-        let grads = scaler.scale(&loss).grad(&params)?.unscale();
-        let _ = optimizer.step(cx, grads.clip_global_norm(1.0))?;
+        let _ = training.submit()?;
     }
     let seen = lock(&seen);
     let (mut launches, mut kernels) = (Launches::new(), 0);

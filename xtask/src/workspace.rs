@@ -20,7 +20,7 @@ pub const CORE: &str = "--workspace --exclude bimetal-cubecl --exclude bimetal-w
 /// The arguments that choose the GPU crates and what is tested on them. One choice for all commands: another one would have features of shared dependencies
 /// differ, and cubecl compiled once more.
 pub const GPU: &str = "-p bimetal-cubecl -p bimetal-wgpu -p bimetal-cuda -p bimetal-gpu -p bimetal -p bimetal-testing -p bimetal-examples \
-                       --features bimetal-examples/wgpu,bimetal-examples/cuda";
+                       --features bimetal-examples/wgpu,bimetal-examples/cuda,bimetal-gpu/wgpu";
 
 /// The folder of the workspace's `Cargo.toml`.
 pub fn root() -> PathBuf {

@@ -2,7 +2,8 @@
 //!
 //! [`mod@reference`] computes any graph in f64 on the host with plain loops, straight from what each operation is defined to mean: it
 //! shares no code with the scheduler or a backend, and takes composites by their decompositions. [`conformance`] puts a device through every
-//! operation of [`cases`] on random shapes, layouts and dtypes against it; [`gradcheck`] compares first and second derivatives with differences.
+//! operation of [`cases`] on random shapes, layouts and dtypes against it; [`gradcheck`] compares first and second derivatives with differences; [`pitfalls`] are the
+//! faults of mixed-precision training elsewhere.
 //!
 //! ```
 //! use bimetal_testing::conformance;
@@ -14,6 +15,7 @@ pub mod cases;
 pub mod conformance;
 mod exact;
 pub mod gradcheck;
+pub mod pitfalls;
 pub mod random;
 pub mod random_graph;
 pub mod reference;

@@ -7,10 +7,9 @@ mod golden;
 mod layers;
 mod policies;
 mod steps;
-#[allow(dead_code)]
-#[path = "../pitfalls/support.rs"]
-mod support;
 mod training;
+
+use bimetal_testing::pitfalls::support;
 
 fn device() -> bimetal::Device {
     let name = std::env::var("BIMETAL_TEST_DEVICE").unwrap_or("cpu".into());

@@ -1,5 +1,5 @@
 //! Weights, moments, averages.
-use crate::support::*;
+use super::support::*;
 use bimetal::layers::{Ctx, ParamStore};
 use bimetal::optim::{Adam, AdamW, Cosine, Ema, Optimizer, Sgd};
 use bimetal::precision::{LossScale, LossScaler, Policy};

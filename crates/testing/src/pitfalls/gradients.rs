@@ -1,5 +1,6 @@
 //! Gradients: clipping, accumulation, derivatives.
-use crate::support::*;
+use super::support::*;
+use crate::gradcheck;
 use bimetal::autodiff::grad;
 use bimetal::layers::ParamStore;
 use bimetal::optim::{Accumulator, Adam, Optimizer, Sgd, StepHandle};
@@ -8,7 +9,6 @@ use bimetal::tensor::graph::CustomOp;
 use bimetal::tensor::plan::Meta;
 use bimetal::tensor::{ErrorKind, Slot};
 use bimetal::{DType, Device, Tensor};
-use bimetal_testing::gradcheck;
 use std::sync::Arc;
 
 // Lightning#9599, pytorch/examples#1196

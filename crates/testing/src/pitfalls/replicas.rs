@@ -1,5 +1,5 @@
 //! Two replicas of a model in one process, whose gradients are reduced before anything is decided.
-use crate::support::*;
+use super::support::*;
 use bimetal::layers::{Layer, Linear, ParamStore, mse};
 use bimetal::optim::{Adam, Optimizer};
 use bimetal::precision::{DynamicLossScale, Grads, LossScale, LossScaler, Scaled, StepOutcome};

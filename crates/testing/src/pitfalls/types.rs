@@ -2,7 +2,7 @@
 //!
 //! An inherent method wins over a trait's of the same name and receiver: where [`Probe`] answers, the type has no such method. That such code does not compile
 //! is tested by the documentation of `Grads`, `ScaledLoss`, `Optimizer` and `Accumulator`.
-use crate::support::*;
+use super::support::*;
 use bimetal::layers::Ctx;
 use bimetal::optim::{Accumulator, Optimizer, Sgd};
 use bimetal::precision::{Grads, Policy, Scaled, ScaledLoss, Unscaled};

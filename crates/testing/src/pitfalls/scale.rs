@@ -1,5 +1,5 @@
 //! The loss scale.
-use crate::support::*;
+use super::support::*;
 use bimetal::layers::{Ctx, Layer, Linear, cross_entropy, mse};
 use bimetal::optim::{Accumulator, Adam, Optimizer, ParamGroup, Sgd};
 use bimetal::precision::{DynamicLossScale, LossScale, LossScaler, Policy, SkipLimit, StepOutcome};

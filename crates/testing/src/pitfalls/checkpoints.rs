@@ -1,5 +1,5 @@
 //! What is saved and loaded.
-use crate::support::*;
+use super::support::*;
 use bimetal::Device;
 use bimetal::layers::ParamStore;
 use bimetal::optim::{AdamW, Ema, warmup_cosine};

@@ -1,5 +1,5 @@
 //! Operations and layers in half precision.
-use crate::support::*;
+use super::support::*;
 use bimetal::autodiff::grad;
 use bimetal::layers::{
     Embedding, GlobalAvgPool2d, Layer, MultiHeadAttention, MultiHeadAttentionOptions, ParamStore,

@@ -1,5 +1,5 @@
 //! State of layers, recomputation.
-use crate::support::*;
+use super::support::*;
 use bimetal::autodiff::{checkpoint, grad};
 use bimetal::layers::{
     Activation, BatchNorm2d, Dropout, Layer, LayerNorm, Linear, MultiHeadAttention,

@@ -13,12 +13,16 @@ pub fn run(mut args: Args) -> Result {
     let backend = args
         .option::<String>("--backend")?
         .unwrap_or_else(|| "cuda".into());
-    let quick = args.flag("--quick");
+    // `--tiny` is for trying whether everything runs, on software adapters.
+    let flags: Vec<&str> = ["--quick", "--tiny"]
+        .into_iter()
+        .filter(|f| args.flag(f))
+        .collect();
     args.finish()?;
     if !["cuda", "wgpu"].contains(&backend.as_str()) {
         return Err(format!("`--backend {backend}` is neither cuda nor wgpu"));
     }
-    let result = match measured(&backend, quick)? {
+    let result = match measured(&backend, &flags)? {
         Some(result) => result,
         None => {
             println!("no {backend} device: instructions are counted instead");
@@ -32,22 +36,21 @@ pub fn run(mut args: Args) -> Result {
 }
 
 /// What the tool measured, or none without a device.
-fn measured(backend: &str, quick: bool) -> Result<Option<Value>> {
+fn measured(backend: &str, flags: &[&str]) -> Result<Option<Value>> {
     let program = gpu_tool::build(false)?;
     let mut command = std::process::Command::new(&program);
     command.args(["bench", "--backend", backend]);
     if !process::output(command.arg("--probe"))?.starts_with("device:") {
         return Ok(None);
     }
-    let program = gpu_tool::build(true)?;
+    // Kernels are the driver's work: for trying them the faster build does.
+    let program = gpu_tool::build(!flags.contains(&"--tiny"))?;
     let file = std::env::temp_dir().join(format!("bimetal-bench-{}.json", std::process::id()));
     let mut command = std::process::Command::new(&program);
     command
         .args(["bench", "--backend", backend, "--json"])
-        .arg(&file);
-    if quick {
-        command.arg("--quick");
-    }
+        .arg(&file)
+        .args(flags);
     process::run(&mut command)?;
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let _ = std::fs::remove_file(&file);

@@ -37,16 +37,24 @@ fn paths(all: &[&Path]) -> Result<std::ffi::OsString> {
     std::env::join_paths(all).map_err(|e| e.to_string())
 }
 
-/// Runs a train step of each example through NVIDIA's compiler and the CUDA runtime; what was loaded and launched, a row each.
-pub fn steps() -> Result<Vec<Value>> {
+/// The folder of NVIDIA's newest compiler, and where the libraries lie: the stand-in for the driver, and that compiler.
+pub fn driver() -> Result<(PathBuf, std::ffi::OsString)> {
     let newest = TOOLKITS.last().ok_or("no release of CUDA is named")?;
     let cuda = gpu_tool::install(newest)?;
-    let driver = library("libcuda.so", "driver.cpp")?;
+    let folder = library("libcuda.so", "driver.cpp")?;
     // The compiler of the other stand-in must not be found here.
-    let alone = driver.join("driver");
+    let alone = folder.join("driver");
     std::fs::create_dir_all(&alone)
-        .and_then(|()| std::fs::copy(driver.join("libcuda.so"), alone.join("libcuda.so")))
+        .and_then(|()| std::fs::copy(folder.join("libcuda.so"), alone.join("libcuda.so")))
         .map_err(|e| format!("{}: {e}", alone.display()))?;
+    let libraries = paths(&[&alone, &cuda.join("lib")])?;
+    Ok((cuda, libraries))
+}
+
+/// Runs a train step of each example through NVIDIA's compiler and the CUDA runtime; what was loaded and launched, a row each.
+pub fn steps() -> Result<Vec<Value>> {
+    let (cuda, libraries) = driver()?;
+    let logs = Metadata::read()?.target.join("cuda/stand-in");
     let folder = match std::env::var_os("BIMETAL_GPU_EXAMPLES") {
         Some(folder) => PathBuf::from(folder),
         None => {
@@ -57,14 +65,14 @@ pub fn steps() -> Result<Vec<Value>> {
     };
     let mut rows = Vec::new();
     for (example, options) in STEPS {
-        let log = driver.join(format!("{example}.json"));
+        let log = logs.join(format!("{example}.json"));
         let _ = std::fs::remove_file(&log);
         let mut command = Command::new(folder.join(example));
         command
             .args(options)
             .current_dir(workspace::root())
             .env("CUDA_PATH", &cuda)
-            .env("LD_LIBRARY_PATH", paths(&[&alone, &cuda.join("lib")])?)
+            .env("LD_LIBRARY_PATH", &libraries)
             .env("BIMETAL_FAKE_CUDA_LOG", &log);
         println!("$ {}", process::shown(&command));
         let output = command.output().map_err(|e| format!("{example}: {e}"))?;

@@ -12,6 +12,7 @@ mod cuda_gate;
 mod cuda_stand_in;
 mod golden;
 mod gpu;
+mod gpu_bundle;
 mod gpu_tool;
 mod kill;
 mod numerics;
@@ -115,8 +116,14 @@ const TASKS: &[Task] = &[
     Task {
         name: "bench-tensorcore",
         help: "products, kernels and train steps on a GPU; without one what cuda-gate counts",
-        usage: "[--backend cuda|wgpu] [--json FILE] [--quick]",
+        usage: "[--backend cuda|wgpu] [--json FILE] [--quick] [--tiny]",
         run: bench_tensorcore::run,
+    },
+    Task {
+        name: "gpu-bundle",
+        help: "a folder for a machine with a GPU and no Rust: tests and measurements, PyTorch's beside them",
+        usage: "[--out DIR] [--try (on a stand-in for the driver)]",
+        run: gpu_bundle::run,
     },
     Task {
         name: "golden",

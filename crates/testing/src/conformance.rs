@@ -6,6 +6,9 @@ use crate::reference;
 use bimetal_tensor::{DType, Device, Error, ErrorKind, Result, Support, Tensor};
 use std::collections::BTreeMap;
 
+/// Why cases were skipped that a suite was not to begin any more.
+pub(crate) const OUT_OF_TIME: &str = "the time was up";
+
 /// What the suite found.
 #[derive(Debug, Default)]
 pub struct Report {
@@ -16,12 +19,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// Panics with the first failures, if there are any.
-    pub fn assert_clean(&self) {
-        for (why, cases) in &self.skipped {
-            println!("skipped: {cases} cases: {why}");
-        }
+    /// The first failures, if there are any; otherwise how much was checked.
+    pub fn verdict(&self) -> std::result::Result<String, String> {
         let n = self.failures.len();
+        if n == 0 {
+            return match self.checked {
+                0 => Err("nothing was checked".into()),
+                n => Ok(format!("{n} checks passed")),
+            };
+        }
         // The first of each operation and dtype, so that one fault does not hide the others.
         let mut seen = std::collections::HashSet::new();
         let key = |f: &String| f.split(" seed ").next().unwrap_or_default().to_string();
@@ -32,13 +38,26 @@ impl Report {
             .take(40)
             .cloned()
             .collect();
-        assert!(
-            n == 0,
-            "{n} of {} checks failed:\n{}",
-            self.checked,
-            first.join("\n")
-        );
-        assert!(self.checked > 0, "nothing was checked");
+        let first = first.join("\n");
+        Err(format!("{n} of {} checks failed:\n{first}", self.checked))
+    }
+
+    /// What was skipped, a line each.
+    pub fn skips(&self) -> Vec<String> {
+        let skips = self.skipped.iter();
+        skips
+            .map(|(why, n)| format!("skipped: {n} cases: {why}"))
+            .collect()
+    }
+
+    /// Panics with the first failures, if there are any.
+    pub fn assert_clean(&self) {
+        for line in self.skips() {
+            println!("{line}");
+        }
+        if let Err(failures) = self.verdict() {
+            panic!("{failures}");
+        }
     }
 }
 
@@ -205,8 +224,22 @@ fn d_small(d: DType) -> f64 {
 
 /// Puts a device through every operation, `rounds` random cases each.
 pub fn run(device: &Device, seed: u64, rounds: usize) -> Report {
+    run_while(device, seed, rounds, &mut |_| true)
+}
+
+/// [`run`], an operation after the other for as long as `go_on` says so, which is shown what was found.
+pub fn run_while(
+    device: &Device,
+    seed: u64,
+    rounds: usize,
+    go_on: &mut dyn FnMut(&Report) -> bool,
+) -> Report {
     let mut r = Report::default();
     for (index, maker) in all().iter().enumerate() {
+        if !go_on(&r) {
+            *r.skipped.entry(OUT_OF_TIME.into()).or_default() += rounds;
+            continue;
+        }
         for round in 0..rounds {
             let mut g = Gen::new(seed ^ ((index as u64) << 32) ^ round as u64);
             let case = maker(&mut g);

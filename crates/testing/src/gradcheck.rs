@@ -1,7 +1,7 @@
 //! Gradients against central differences in f64. A device without f64 computes its gradients in f32; the differences are then those of the host's evaluation of the
 //! same graph in f64.
 use crate::cases::{Input, all};
-use crate::conformance::{Report, inputs, leaf};
+use crate::conformance::{OUT_OF_TIME, Report, inputs, leaf};
 use crate::exact::Leaves;
 use crate::random::Gen;
 use bimetal_autodiff::{grad, grad_optional};
@@ -86,9 +86,24 @@ pub fn check(
 
 /// First and second derivatives of every differentiable case, in f64 where the device has it.
 pub fn run(device: &Device, seed: u64, rounds: usize, second: bool) -> Report {
+    run_while(device, seed, rounds, second, &mut |_| true)
+}
+
+/// [`run`], an operation after the other for as long as `go_on` says so, which is shown what was found.
+pub fn run_while(
+    device: &Device,
+    seed: u64,
+    rounds: usize,
+    second: bool,
+    go_on: &mut dyn FnMut(&Report) -> bool,
+) -> Report {
     let mut r = Report::default();
     let dtype = arithmetic(device).0;
     for (index, maker) in all().iter().enumerate() {
+        if !go_on(&r) {
+            *r.skipped.entry(OUT_OF_TIME.into()).or_default() += rounds;
+            continue;
+        }
         for round in 0..rounds {
             let mut g = Gen::new(seed ^ ((index as u64) << 32) ^ round as u64);
             let case = maker(&mut g);

@@ -1,11 +1,16 @@
 //! What bimetal shows of its GPU kernels, run by `cargo xtask` or by itself: `bimetal-gpu gate`.
 
+mod all;
 mod bench;
 mod convolutions;
+mod device;
 mod disassembly;
 mod gate;
+mod losses;
 mod options;
 mod products;
+mod suite;
+mod table;
 
 use options::Options;
 use std::process::ExitCode;
@@ -15,9 +20,12 @@ fn main() -> ExitCode {
     let task = words.next().unwrap_or_default();
     let options = Options::new(words.collect());
     let outcome = match task.as_str() {
+        "all" => all::run(options),
         "bench" => bench::run(options),
         "gate" => gate::run(options),
+        "losses" => losses::run(options),
         "products" => products::run(options),
+        "suite" => suite::run(options),
         _ => Err(USAGE.into()),
     };
     match outcome {
@@ -31,10 +39,16 @@ fn main() -> ExitCode {
 
 const USAGE: &str = "usage: bimetal-gpu TASK
 
-  bench [--backend cuda] [--json FILE] [--quick] [--probe]
-      what products reach on the device; --probe only says whether there is one
+  all [--out DIR] [--only PART,...] [--seconds N] [--full]
+      everything, each part in a process and a time of its own (six minutes in all), PyTorch's train steps beside ours; a table at the end
+  bench [--backend cuda|wgpu] [--only gemm|kernels|steps] [--json FILE] [--quick] [--tiny] [--seconds N] [--probe]
+      what products, kernels and train steps reach on the device; rows that have not begun after N seconds are left out; --probe only says whether there is a device
   gate [--json FILE] [--quick] [--only NAME] [--plant-scalar-kernel]
       compiles every matrix kernel with NVRTC and counts the matrix instructions of its code.
       CUDA_PATH says where CUDA's headers are; nvdisasm and cuobjdump are looked for in PATH
+  losses [--backend cuda|wgpu] [--only mlp|cnn|gpt]
+      small networks trained on the device and on the CPU: their losses must agree
   products [--only WORDS]
-      products on the device beside the same on the CPU, bit by bit";
+      products on the device beside the same on the CPU, bit by bit
+  suite conformance|gradcheck|pitfalls [--backend cuda|wgpu] [--rounds N] [--only WORDS]
+      a test suite on the device";

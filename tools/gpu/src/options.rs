@@ -30,6 +30,12 @@ impl Options {
         }
     }
 
+    /// The first word that is left, if it is no option.
+    pub fn word(&mut self) -> Option<String> {
+        let first = self.0.first()?;
+        (!first.starts_with('-')).then(|| self.0.remove(0))
+    }
+
     /// An error if anything is left.
     pub fn finish(self) -> Result<(), String> {
         match self.0.first() {

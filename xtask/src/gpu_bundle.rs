@@ -67,7 +67,7 @@ fn try_out(folder: &Path) -> Result {
     let out = folder.join("tried");
     let mut command = Command::new(folder.join("run.sh"));
     command
-        .args(["--seconds", "120", "--out"])
+        .args(["--seconds", "300", "--out"])
         .arg(&out)
         .env("CUDA_PATH", &cuda)
         .env("LD_LIBRARY_PATH", libraries);

@@ -48,6 +48,33 @@ pub fn rows(planted: bool) -> Result<Vec<Value>> {
     Ok(rows)
 }
 
+/// What continuous integration asks of CUDA without a GPU; where NVIDIA's compiler cannot be installed it says what it leaves out.
+pub fn check() -> Result {
+    let installed = TOOLKITS
+        .iter()
+        .map(gpu_tool::install)
+        .collect::<Result<Vec<_>>>()
+        .and_then(|cuda| Ok((cuda, gpu_tool::disassemblers()?)));
+    let (cuda, tools) = match installed {
+        Ok(found) => found,
+        Err(e) => {
+            println!("skipped: the CUDA gates: {e}");
+            return Ok(());
+        }
+    };
+    rows(false)?;
+    // A gate that lets everything pass would not be noticed otherwise.
+    if let Some(cuda) = cuda.last() {
+        let mut command = gpu_tool::command(&gpu_tool::build(false)?, cuda, &tools)?;
+        command.args(["gate", "--only", "planted", "--plant-scalar-kernel"]);
+        if process::run(&mut command).is_ok() {
+            return Err("the gate let a kernel without matrix instructions pass".into());
+        }
+    }
+    cuda_stand_in::steps()?;
+    cuda_stand_in::products()
+}
+
 fn read(file: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
     serde_json::from_str(&text).map_err(|e| format!("{}: {e}", file.display()))

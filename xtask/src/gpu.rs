@@ -1,7 +1,7 @@
-//! `gpu`: the stage of continuous integration that compiles cubecl: lints, documentation and tests of the GPU crates, on software Vulkan where there is no GPU.
+//! `gpu`: the stage of continuous integration that compiles cubecl: lints, documentation and tests of the GPU crates, on software Vulkan where there is no GPU, and the gates of CUDA.
 
 use crate::args::Args;
-use crate::{Result, ci, test};
+use crate::{Result, ci, cuda_gate, test};
 
 /// The `gpu` task.
 pub fn run(args: Args) -> Result {
@@ -13,5 +13,5 @@ pub fn run(args: Args) -> Result {
 pub fn check() -> Result {
     let lints = ci::gpu_lints();
     let tests = test::gpu_crates().and(test::backend("wgpu", None));
-    lints.and(tests)
+    lints.and(tests).and_then(|()| cuda_gate::check())
 }

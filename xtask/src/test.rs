@@ -122,7 +122,7 @@ pub fn gpu_crates() -> Result {
     ))?;
     let mut report = Report::default();
     let metadata = Metadata::read()?;
-    let mut line = format!("test {GPU} --no-fail-fast --lib --test gpu");
+    let mut line = format!("test {GPU} --no-fail-fast --lib --bins --test gpu");
     for (target, package) in metadata.targets("test") {
         if GPU_CRATES.contains(&package) {
             line += &format!(" --test {target}");

@@ -16,7 +16,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bimetal-wgpu", &["bimetal-tensor", "bimetal-cubecl"]),
     (
         "bimetal-gpu",
-        &["bimetal-tensor", "bimetal-cubecl", "bimetal-cuda"],
+        &[
+            "bimetal",
+            "bimetal-tensor",
+            "bimetal-cubecl",
+            "bimetal-cuda",
+            "bimetal-wgpu",
+            "bimetal-bench",
+            "bimetal-testing",
+        ],
     ),
     ("bimetal-autodiff", &["bimetal-tensor"]),
     ("bimetal-precision", &["bimetal-tensor", "bimetal-autodiff"]),
@@ -68,14 +76,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "bimetal-testing",
-        &[
-            "bimetal-tensor",
-            "bimetal-cpu",
-            "bimetal-autodiff",
-            "bimetal-precision",
-            "bimetal-layers",
-            "bimetal-optim",
-        ],
+        &["bimetal", "bimetal-tensor", "bimetal-autodiff"],
     ),
     ("bimetal-examples", &["bimetal"]),
     ("bimetal-bench", &["bimetal"]),

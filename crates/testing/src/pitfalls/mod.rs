@@ -14,11 +14,14 @@ pub mod support;
 pub mod types;
 pub mod weights;
 
+/// A test, which panics where it fails.
+pub type Test = fn(&Device);
+
 /// All tests, by name.
-pub fn all() -> Vec<(&'static str, fn(&Device))> {
+pub fn all() -> Vec<(&'static str, Test)> {
     macro_rules! table {
         ($($module:ident: $($test:ident,)*;)*) => {
-            vec![$($((stringify!($test), $module::$test as fn(&Device)),)*)*]
+            vec![$($((stringify!($test), $module::$test as Test),)*)*]
         };
     }
     crate::each_pitfall!(table)

@@ -14,18 +14,6 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bimetal-cubecl", &["bimetal-tensor"]),
     ("bimetal-cuda", &["bimetal-tensor", "bimetal-cubecl"]),
     ("bimetal-wgpu", &["bimetal-tensor", "bimetal-cubecl"]),
-    (
-        "bimetal-gpu",
-        &[
-            "bimetal",
-            "bimetal-tensor",
-            "bimetal-cubecl",
-            "bimetal-cuda",
-            "bimetal-wgpu",
-            "bimetal-bench",
-            "bimetal-testing",
-        ],
-    ),
     ("bimetal-autodiff", &["bimetal-tensor"]),
     ("bimetal-precision", &["bimetal-tensor", "bimetal-autodiff"]),
     (
@@ -80,6 +68,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("bimetal-examples", &["bimetal"]),
     ("bimetal-bench", &["bimetal"]),
+    (
+        "bimetal-gpu",
+        &[
+            "bimetal",
+            "bimetal-tensor",
+            "bimetal-cubecl",
+            "bimetal-cuda",
+            "bimetal-wgpu",
+            "bimetal-bench",
+            "bimetal-testing",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

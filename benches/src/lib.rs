@@ -41,7 +41,7 @@ pub use large::{BERT_BASE, GPT2, Large, RESNET50};
 pub use machine::{Limits, measure};
 pub use models::{Model, Sizes, W4, gpt, mlp, w1, w2, w3, w4, w5, w6};
 pub use options::Options;
-pub use planned::{Planned, plan_gpt2};
+pub use planned::{Planned, plan_gpt2, planner};
 pub use profile::profile;
 pub use row::Row;
 pub use session::main;

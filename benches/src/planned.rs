@@ -81,6 +81,11 @@ fn launches_of(kernel: &Kernel) -> usize {
     }
 }
 
+/// A device that plans and runs nothing, for the host's part of a step.
+pub fn planner() -> Device {
+    open(native_on_gpus).0
+}
+
 fn open(native: fn(&Composite) -> bool) -> (Device, Arc<Mutex<Seen>>) {
     let support = |d: DType| match d {
         DType::F64 | DType::I64 => Support::No,

@@ -11,10 +11,11 @@ use bimetal_tensor::{
 };
 use cubecl::bytes::Bytes;
 use cubecl::client::Client;
+use cubecl::prelude::CubeCount;
 use cubecl::server::Handle;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A backend on a client of any cubecl runtime: `bimetal-wgpu` and `bimetal-cuda` open the client and say what the device can do.
@@ -32,6 +33,10 @@ pub(crate) struct Shared {
     counters: Arc<Counters>,
     /// The most bytes that buffers may hold together.
     memory: AtomicUsize,
+    /// Whether plans are recorded and replayed.
+    replay: AtomicBool,
+    /// Runs that were replayed.
+    pub(crate) replayed: AtomicU64,
     /// Set by kernels that met an index outside of its axis: a code, the plan, its step, the index.
     pub(crate) fault: Handle,
     plans: Mutex<HashMap<u32, Weak<Plan>>>,
@@ -68,6 +73,8 @@ impl GpuBackend {
                 arena: Arena::default(),
                 counters: Arc::new(Counters::default()),
                 memory: AtomicUsize::new(usize::MAX),
+                replay: AtomicBool::new(false),
+                replayed: AtomicU64::new(0),
                 fault,
                 plans: Mutex::default(),
                 next_plan: AtomicU32::new(1),
@@ -89,6 +96,22 @@ impl GpuBackend {
 const CHECKED_BYTES: usize = 1 << 20;
 
 impl Shared {
+    /// Whether plans are recorded and replayed.
+    pub(crate) fn replays(&self) -> bool {
+        self.replay.load(Ordering::Relaxed)
+    }
+
+    /// A grid of at least `cubes` cubes.
+    pub(crate) fn grid(&self, cubes: usize) -> CubeCount {
+        let most = self.limits.max_cubes as usize;
+        if cubes <= most {
+            CubeCount::Static(cubes as u32, 1, 1)
+        } else {
+            let y = cubes.div_ceil(most);
+            CubeCount::Static(cubes.div_ceil(y) as u32, y as u32, 1)
+        }
+    }
+
     /// A number under which kernels report a plan's faults.
     pub(crate) fn register(&self, plan: &Arc<Plan>) -> u32 {
         let number = self.next_plan.fetch_add(1, Ordering::Relaxed);
@@ -317,6 +340,15 @@ impl Backend for GpuBackend {
 
     fn compile(&self, plan: &Arc<Plan>) -> Result<Box<dyn Executable>> {
         Ok(Box::new(GpuPlan::new(plan, &self.shared)?))
+    }
+
+    fn set_replay(&self, on: bool) -> bool {
+        self.shared.replay.store(on, Ordering::Relaxed);
+        true
+    }
+
+    fn replays(&self) -> u64 {
+        self.shared.replayed.load(Ordering::Relaxed)
     }
 
     fn sync(&self) -> Result<()> {

@@ -20,6 +20,7 @@ mod matrix_units;
 mod memory;
 mod philox;
 mod plan;
+mod replay;
 mod words;
 
 pub use backend::{GpuBackend, Limits};

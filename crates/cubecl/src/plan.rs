@@ -2,12 +2,15 @@
 use crate::backend::{FAULT_WORDS, Shared, block};
 use crate::code::scalar_words;
 use crate::kernels::{self, Launch};
+use crate::memory::Block;
+use crate::replay::Replay;
 use bimetal_tensor::plan::{BufDesc, Place, Plan};
 use bimetal_tensor::{Bindings, Buffer, Error, ErrorKind, ExecError, Executable, Result};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use std::sync::Arc;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) struct GpuPlan {
     plan: Arc<Plan>,
@@ -18,6 +21,8 @@ pub(crate) struct GpuPlan {
     checked: AtomicBool,
     /// Whether indices are checked by kernels whose results nobody but a reader sees.
     indexed: bool,
+    /// What it is recorded as.
+    replay: Mutex<Replay>,
 }
 
 /// What kernels are launched on.
@@ -28,6 +33,9 @@ pub(crate) struct Cx<'a> {
     scalars: Handle,
     scalar_words: usize,
     pub(crate) plan: u32,
+    arena: Option<Arc<Block>>,
+    /// What kernels took for themselves.
+    scratch: RefCell<Vec<Handle>>,
 }
 
 /// The buffers of one kernel: each once, and those whose words several threads write apart.
@@ -102,13 +110,7 @@ impl Cx<'_> {
 
     /// A grid of at least `cubes` cubes.
     pub(crate) fn grid(&self, cubes: usize) -> CubeCount {
-        let most = self.device.limits.max_cubes as usize;
-        if cubes <= most {
-            CubeCount::Static(cubes as u32, 1, 1)
-        } else {
-            let y = cubes.div_ceil(most);
-            CubeCount::Static(cubes.div_ceil(y) as u32, y as u32, 1)
-        }
+        self.device.grid(cubes)
     }
 
     /// Words of a buffer.
@@ -119,6 +121,35 @@ impl Cx<'_> {
     pub(crate) fn handle(&self, b: usize) -> &Handle {
         &self.buffers[b]
     }
+
+    /// Memory that a kernel needs between two launches. It is held until all are submitted, or for as long as a recording of them.
+    pub(crate) fn scratch(&self, bytes: usize) -> Handle {
+        let handle = self.device.client.empty(bytes);
+        self.scratch.borrow_mut().push(handle.clone());
+        handle
+    }
+
+    /// The memory of the scalar table.
+    pub(crate) fn scalars_handle(&self) -> Handle {
+        self.scalars.clone()
+    }
+
+    /// All that the launches read or write: a recording of them needs it for as long as it is replayed.
+    pub(crate) fn into_held(self) -> Held {
+        let mut handles = self.buffers;
+        handles.extend(self.scratch.into_inner());
+        handles.push(self.scalars);
+        Held {
+            _handles: handles,
+            arena: self.arena,
+        }
+    }
+}
+
+/// Memory that stays where it is.
+pub(crate) struct Held {
+    _handles: Vec<Handle>,
+    pub(crate) arena: Option<Arc<Block>>,
 }
 
 impl GpuPlan {
@@ -139,17 +170,33 @@ impl GpuPlan {
             plan: plan.clone(),
             device: device.clone(),
             indexed: steps.iter().any(|s| s.checks_indices()),
+            replay: Mutex::new(Replay::new(steps.iter().any(|s| s.is_on_host()))),
             steps,
             number: device.register(plan),
             checked: AtomicBool::new(false),
         })
     }
 
-    fn buffers(&self, b: &Bindings<'_>) -> Result<(Vec<Handle>, Vec<usize>), String> {
-        let arena = match self.plan.arena_bytes {
-            0 => None,
-            bytes => Some(self.device.arena.get(bytes, || self.device.block(bytes))?),
-        };
+    /// The device.
+    pub(crate) fn device(&self) -> &Shared {
+        &self.device
+    }
+
+    /// The memory of temporaries, if the plan has any.
+    pub(crate) fn arena(&self) -> Result<Option<Arc<Block>>, String> {
+        match self.plan.arena_bytes {
+            0 => Ok(None),
+            bytes => self
+                .device
+                .arena
+                .get(bytes, || self.device.block(bytes))
+                .map(Some),
+        }
+    }
+
+    /// What the kernels are launched on for these buffers and numbers.
+    pub(crate) fn context(&self, b: &Bindings<'_>, scalars: &[u32]) -> Result<Cx<'_>, String> {
+        let arena = self.arena()?;
         let get = |list: &[Buffer], n: u32, d: &BufDesc| {
             let buffer = list.get(n as usize).ok_or("a binding is missing")?;
             let found = block("run", buffer, d.bytes()).map_err(|e| e.to_string())?;
@@ -173,42 +220,30 @@ impl GpuPlan {
             handles.push(handle);
             words.push(n);
         }
-        Ok((handles, words))
-    }
-
-    fn error(&self, step: usize, detail: String) -> ExecError {
-        ExecError {
-            step,
-            kind: ErrorKind::Device { detail },
-            state_written: step > self.plan.first_write,
-        }
-    }
-}
-
-impl Executable for GpuPlan {
-    fn run(&self, b: &Bindings<'_>) -> Result<(), ExecError> {
-        self.device.alive().map_err(|e| self.error(0, e))?;
-        let (buffers, words) = self.buffers(b).map_err(|e| self.error(0, e))?;
-        let scalars = scalar_words(b.scalars);
-        let cx = Cx {
+        Ok(Cx {
             device: &self.device,
-            buffers,
+            buffers: handles,
             words,
             scalar_words: scalars.len(),
             scalars: self
                 .device
                 .client
-                .create_from_slice(bytemuck::cast_slice(&scalars)),
+                .create_from_slice(bytemuck::cast_slice(scalars)),
             plan: self.number,
-        };
-        let checked = self.checked.load(Ordering::Relaxed);
+            arena,
+            scratch: RefCell::default(),
+        })
+    }
+
+    /// Puts all kernels on the device's queue.
+    pub(crate) fn launch(&self, cx: &Cx<'_>) -> Result<(), ExecError> {
         for (i, step) in self.steps.iter().enumerate() {
-            step.launch(&cx).map_err(|e| ExecError {
+            step.launch(cx).map_err(|e| ExecError {
                 step: i,
                 kind: e,
                 state_written: i > self.plan.first_write,
             })?;
-            if !checked {
+            if !self.checked.load(Ordering::Relaxed) {
                 // A kernel that does not compile is reported on its buffers only: who does not ask reads what was there before.
                 let written = step.buffers();
                 let check = written.iter().map(|b| cx.handle(*b));
@@ -220,6 +255,30 @@ impl Executable for GpuPlan {
             }
         }
         self.checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn error(&self, step: usize, detail: String) -> ExecError {
+        ExecError {
+            step,
+            kind: ErrorKind::Device { detail },
+            state_written: step > self.plan.first_write,
+        }
+    }
+}
+
+impl Executable for GpuPlan {
+    fn run(&self, b: &Bindings<'_>) -> Result<(), ExecError> {
+        self.device.alive().map_err(|e| self.error(0, e))?;
+        let scalars = scalar_words(b.scalars);
+        let replayed = self.device.replays() && {
+            let mut replay = self.replay.lock().unwrap_or_else(PoisonError::into_inner);
+            replay.run(self, b, &scalars)?
+        };
+        if !replayed {
+            let cx = self.context(b, &scalars).map_err(|e| self.error(0, e))?;
+            self.launch(&cx)?;
+        }
         // Where no state is written somebody asked for a value now; a step of training is told at its next read, and does not apply.
         if self.indexed && b.slots.is_empty() {
             self.device.check_faults()?;

@@ -144,6 +144,15 @@ pub trait Backend: Send + Sync + 'static {
     fn compile(&self, plan: &Arc<Plan>) -> Result<Box<dyn Executable>>;
     /// Waits for all work submitted.
     fn sync(&self) -> Result<()>;
+    /// Whether plans that run again and again are recorded, launches and all, and replayed; values do not depend on it. Gives whether the backend can.
+    fn set_replay(&self, on: bool) -> bool {
+        let _ = on;
+        false
+    }
+    /// Runs of plans that were replayed so far.
+    fn replays(&self) -> u64 {
+        0
+    }
 }
 
 impl ExecError {

@@ -63,6 +63,17 @@ impl Device {
         self.0.fusion.store(on, Ordering::Relaxed);
     }
 
+    /// Whether plans that run again and again are recorded and replayed (they are not, by default): one submission for all kernels of a step, as a CUDA graph on NVIDIA's devices. It takes a
+    /// copy of each result and of each batch. Values do not depend on it. Gives whether the device can; where it cannot, plans are launched as ever.
+    pub fn set_replay(&self, on: bool) -> bool {
+        self.0.backend.set_replay(on)
+    }
+
+    /// Runs of plans that were replayed so far ([`Device::set_replay`]).
+    pub fn replays(&self) -> u64 {
+        self.0.backend.replays()
+    }
+
     /// The backend.
     pub fn backend(&self) -> &dyn Backend {
         &*self.0.backend

@@ -523,7 +523,7 @@ impl Launch for Attention {
                 );
                 return Ok(());
             }
-            let handle = client.empty(4 * self.queries);
+            let handle = cx.scratch(4 * self.queries);
             let deltas = || BufferArg::from_raw_parts(handle.clone(), self.queries);
             let s = self.sizes.clone();
             query_kernel::launch_unchecked(

@@ -68,6 +68,10 @@ impl Launch for Custom {
         Ok(())
     }
 
+    fn is_on_host(&self) -> bool {
+        true
+    }
+
     fn buffers(&self) -> Vec<usize> {
         let all = self.inputs.iter().chain(&self.outputs);
         all.map(|d| d.buf as usize).collect()

@@ -290,7 +290,7 @@ impl Launch for Index {
                 Kind::Scatter => {
                     let columns = self.outer * s.inner as usize;
                     let dtype = s.output.dtype;
-                    let handle = client.empty(4 * self.numel);
+                    let handle = cx.scratch(4 * self.numel);
                     let sums = || BufferArg::from_raw_parts(handle.clone(), self.numel);
                     let (count, dim) = spread(cx, columns, 1);
                     scatter_kernel::launch_unchecked(

@@ -41,6 +41,11 @@ pub(crate) trait Launch: Send + Sync {
     fn checks_indices(&self) -> bool {
         false
     }
+
+    /// Whether the host computes it.
+    fn is_on_host(&self) -> bool {
+        false
+    }
 }
 
 /// The size of the axis whose indices a kernel checks.

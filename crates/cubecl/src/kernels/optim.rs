@@ -486,7 +486,7 @@ impl Stats {
 impl Launch for Stats {
     fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
         let client = &cx.device.client;
-        let handle = client.empty(8 * self.count);
+        let handle = cx.scratch(8 * self.count);
         // SAFETY: the parts are as many as there are cubes, and each has two words; a unit reads within its tensor.
         unsafe {
             let parts = || BufferArg::from_raw_parts(handle.clone(), 2 * self.count);

@@ -18,7 +18,7 @@
 
 typedef int Result;
 typedef unsigned long long Address;
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900 };
 #define API extern "C" Result
 
 namespace {
@@ -32,13 +32,14 @@ int compute_capability() { return number("BIMETAL_FAKE_CUDA_SM", 90); }
 
 struct Counts {
     std::mutex lock;
-    size_t modules = 0, launches = 0, graphs = 0;
+    size_t modules = 0, launches = 0, graphs = 0, graph_launches = 0, graph_kernels = 0;
     std::map<std::string, size_t> kernels;
     ~Counts() {
         const char *path = getenv("BIMETAL_FAKE_CUDA_LOG");
         FILE *file = path ? fopen(path, "w") : nullptr;
         if (!file) return;
-        fprintf(file, "{\"modules\": %zu, \"launches\": %zu, \"kernels\": {", modules, launches);
+        fprintf(file, "{\"modules\": %zu, \"launches\": %zu, \"graphs\": %zu, \"graph_launches\": %zu, \"graph_kernels\": %zu, \"kernels\": {", modules, launches, graphs,
+                graph_launches, graph_kernels);
         const char *comma = "";
         for (auto &k : kernels) {
             fprintf(file, "%s\"%s\": %zu", comma, k.first.c_str(), k.second);
@@ -60,6 +61,18 @@ struct Function {
     std::string name;
     Run run = nullptr;
 };
+
+// What a stream was told while it was recorded: kernels only, as nothing else may be in a graph of ours.
+struct Graph {
+    size_t kernels = 0;
+};
+std::mutex recording_lock;
+Graph *recording = nullptr;
+
+bool is_recording() {
+    std::lock_guard<std::mutex> guard(recording_lock);
+    return recording != nullptr;
+}
 
 // C++ for the host begins with this line.
 const char *HOST = "// bimetal host code";
@@ -86,6 +99,7 @@ Result build(Module *m) {
 
 // Zeros, so that what kernels would have written is the same in every run.
 Result allocate(void **p, size_t bytes) {
+    if (is_recording()) return CAPTURE_UNSUPPORTED;
     if (posix_memalign(p, 512, bytes ? bytes : 1)) return OUT_OF_MEMORY;
     return memset(*p, 0, bytes), SUCCESS;
 }
@@ -137,7 +151,7 @@ API cuStreamSynchronize(void *) { return SUCCESS; }
 API cuStreamQuery(void *) { return SUCCESS; }
 API cuStreamDestroy_v2(void *) { return SUCCESS; }
 API cuStreamWaitEvent(void *, void *, unsigned) { return SUCCESS; }
-API cuStreamIsCapturing(void *, int *status) { return *status = 0, SUCCESS; }
+API cuStreamIsCapturing(void *, int *status) { return *status = is_recording(), SUCCESS; }
 API cuEventCreate(void **e, unsigned) { return *e = (void *)3, SUCCESS; }
 API cuEventRecord(void *, void *) { return SUCCESS; }
 API cuEventSynchronize(void *) { return SUCCESS; }
@@ -154,8 +168,12 @@ API cuMemFreeAsync(Address p, void *) { return free((void *)p), SUCCESS; }
 API cuMemAllocHost_v2(void **p, size_t bytes) { return allocate(p, bytes); }
 API cuMemHostAlloc(void **p, size_t bytes, unsigned) { return allocate(p, bytes); }
 API cuMemFreeHost(void *p) { return free(p), SUCCESS; }
-API cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *) { return memcpy((void *)to, from, n), SUCCESS; }
-API cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *) { return memcpy(to, (void *)from, n), SUCCESS; }
+API cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t n, void *) {
+    return is_recording() ? CAPTURE_UNSUPPORTED : (memcpy((void *)to, from, n), SUCCESS);
+}
+API cuMemcpyDtoHAsync_v2(void *to, Address from, size_t n, void *) {
+    return is_recording() ? CAPTURE_UNSUPPORTED : (memcpy(to, (void *)from, n), SUCCESS);
+}
 API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t n, void *) { return memmove((void *)to, (void *)from, n), SUCCESS; }
 API cuMemsetD8Async(Address to, unsigned char v, size_t n, void *) { return memset((void *)to, v, n), SUCCESS; }
 
@@ -200,10 +218,46 @@ API cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
         counts.kernels[f->name]++;
     }
     unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+    {
+        std::lock_guard<std::mutex> guard(recording_lock);
+        // How large arguments are, to keep them, only the kernel knows.
+        if (recording) return f->run ? CAPTURE_UNSUPPORTED : (recording->kernels++, SUCCESS);
+    }
     if ((unsigned long long)bx * by * bz > 1024 || gy > 65535 || gz > 65535 || !gx || !gy || !gz) return INVALID_VALUE;
     if (f->run) f->run(params, grid, block, shared);
     return SUCCESS;
 }
+
+// Graphs: kernels are counted when they are replayed.
+API cuStreamBeginCapture_v2(void *, int) {
+    std::lock_guard<std::mutex> guard(recording_lock);
+    if (recording) return INVALID_VALUE;
+    return recording = new Graph, SUCCESS;
+}
+API cuStreamEndCapture(void *, void **graph) {
+    std::lock_guard<std::mutex> guard(recording_lock);
+    return *graph = recording, recording = nullptr, *graph ? SUCCESS : INVALID_VALUE;
+}
+API cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    if (!nodes) return *count = ((Graph *)graph)->kernels, SUCCESS;
+    for (size_t i = 0; i < *count; i++) nodes[i] = graph;
+    return SUCCESS;
+}
+API cuGraphNodeGetType(void *, int *type) { return *type = 0, SUCCESS; }
+API cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long) {
+    std::lock_guard<std::mutex> guard(counts.lock);
+    counts.graphs++;
+    return *exec = new Graph(*(Graph *)graph), SUCCESS;
+}
+API cuGraphUpload(void *, void *) { return SUCCESS; }
+API cuGraphLaunch(void *exec, void *) {
+    std::lock_guard<std::mutex> guard(counts.lock);
+    counts.graph_launches++;
+    counts.graph_kernels += ((Graph *)exec)->kernels;
+    return SUCCESS;
+}
+API cuGraphDestroy(void *graph) { return delete (Graph *)graph, SUCCESS; }
+API cuGraphExecDestroy(void *exec) { return delete (Graph *)exec, SUCCESS; }
 
 API cuGetErrorName(int e, const char **name) { return *name = e == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR", SUCCESS; }
 API cuGetErrorString(int, const char **text) { return *text = "an error of the stand-in for NVIDIA's driver", SUCCESS; }

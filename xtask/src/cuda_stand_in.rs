@@ -13,9 +13,9 @@ use crate::{Result, process};
 const STEPS: [(&str, &[&str]); 2] = [
     (
         "mnist",
-        &["--device", "cuda", "--epochs", "1", "--limit", "128"],
+        &["--device", "cuda", "--epochs", "1", "--limit", "640"],
     ),
-    ("char_gpt", &["--device", "cuda", "--steps", "2"]),
+    ("char_gpt", &["--device", "cuda", "--steps", "12"]),
 ];
 
 /// Compiles one of the stand-ins.
@@ -102,7 +102,14 @@ pub fn steps() -> Result<Vec<Value>> {
         if found["launches"].as_u64().unwrap_or(0) == 0 {
             return Err(format!("{example} launched nothing:\n{text}"));
         }
-        rows.push(json!({"step": example, "modules": found["modules"], "launches": found["launches"], "kernels": found["kernels"]}));
+        println!(
+            "  {} graphs recorded and launched {} times, with {} kernels in all",
+            found["graphs"], found["graph_launches"], found["graph_kernels"]
+        );
+        if found["graph_launches"].as_u64().unwrap_or(0) == 0 {
+            return Err(format!("{example} replayed no graph:\n{text}"));
+        }
+        rows.push(json!({"step": example, "graphs": found["graphs"], "graph_launches": found["graph_launches"], "modules": found["modules"], "launches": found["launches"], "kernels": found["kernels"]}));
     }
     Ok(rows)
 }

@@ -49,10 +49,16 @@ pub fn summary(results: &Value) -> String {
         let torch = theirs.and_then(|rows| rows.iter().find(same));
         let torch = torch.and_then(|r| r["seconds"].as_f64());
         line(format!(
-            "step {:10} {:15} fusion {:3} {:9.2} ms, {} of float32, {} of PyTorch's",
+            "step {:10} {:15} fusion {:6} {:9.2} ms, {} of float32, {} of PyTorch's",
             row["network"].as_str().unwrap_or("-"),
             row["precision"].as_str().unwrap_or("-"),
-            if row["fusion"] == true { "on" } else { "off" },
+            if row["replay"] == true {
+                "replay"
+            } else if row["fusion"] == true {
+                "on"
+            } else {
+                "off"
+            },
             1e3 * seconds,
             share(row["of_float32"]["time"].as_f64()),
             share(torch.map(|t| seconds / t)),

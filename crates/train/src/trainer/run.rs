@@ -72,7 +72,21 @@ pub(super) struct Run<'a> {
 
 impl Run<'_> {
     /// Trains what is left.
-    pub fn finish(mut self) -> Result<Report> {
+    pub fn finish(self) -> Result<Report> {
+        let device = self.t.store.device().clone();
+        // Between two looks of the host steps are the same launches again and again.
+        let replay = self.t.settings.steps_per_execution > 1;
+        if replay {
+            device.set_replay(true);
+        }
+        let report = self.train();
+        if replay {
+            device.set_replay(false);
+        }
+        report
+    }
+
+    fn train(mut self) -> Result<Report> {
         if let Some(reason) = self.at.stopped.clone() {
             self.warn(format!("the run had been stopped before: {reason}"));
         }

@@ -34,7 +34,7 @@ struct Figures {
     loss: f32,
 }
 
-/// All networks in all precisions, fused, and one of them unfused.
+/// All networks in all precisions, fused, and one of them replayed as well, and unfused.
 pub fn run(target: &Target, plan: &Plan, results: &mut Results) -> Result<(), String> {
     println!(
         "\n{:10} {:15} {:6} {:>9} {:>12} {:>6} {:>10} {:>7} {:>7}",
@@ -43,13 +43,13 @@ pub fn run(target: &Target, plan: &Plan, results: &mut Results) -> Result<(), St
     for large in Large::ALL {
         let large = if plan.tiny { large.tiny() } else { large };
         for (name, policy, precision, kind) in PRECISIONS {
-            for fusion in [true, false] {
-                let measured = fusion || name == "mixed_bfloat16";
-                if !measured || plan.is_over() {
+            for (fusion, replay) in [(true, false), (true, true), (false, false)] {
+                let plain = fusion && !replay;
+                if !(plain || name == "mixed_bfloat16") || plan.is_over() {
                     continue;
                 }
-                let mut row = json!({"network": large.name, "precision": name, "fusion": fusion, "replay": false});
-                match step(target, &large, policy, precision, fusion, plan) {
+                let mut row = json!({"network": large.name, "precision": name, "fusion": fusion, "replay": replay});
+                match step(target, &large, policy, precision, [fusion, replay], plan) {
                     Ok(f) => fill(
                         &mut row,
                         f,
@@ -89,7 +89,11 @@ fn fill(row: &mut Value, f: Figures, large: &Large, peak: Option<f64>, others: &
 
 fn print(row: &Value) {
     let word = |name: &str| row[name].as_str().unwrap_or_default().to_string();
-    let fusion = if row["fusion"] == true { "on" } else { "off" };
+    let fusion = match (row["fusion"] == true, row["replay"] == true) {
+        (true, true) => "replay",
+        (true, false) => "on",
+        _ => "off",
+    };
     let start = format!("{:10} {:15} {fusion:6}", word("network"), word("precision"));
     if let Some(e) = row["error"].as_str() {
         println!("{start} {e}");
@@ -114,11 +118,12 @@ fn step(
     large: &Large,
     policy: &str,
     precision: MatmulPrecision,
-    fusion: bool,
+    [fusion, replay]: [bool; 2],
     plan: &Plan,
 ) -> Result<Figures, String> {
     let device = target.open()?;
     device.set_fusion(fusion);
+    device.set_replay(replay);
     let store = ParamStore::new(&device, policy)
         .seed(0)
         .matmul_precision(precision);
@@ -136,7 +141,8 @@ fn step(
         training.step().map_err(text)?;
         Ok::<f64, String>(start.elapsed().as_secs_f64() / steps as f64)
     };
-    batch(2)?;
+    // Kernels are compiled, and with replay the step is recorded.
+    batch(if replay { 4 } else { 2 })?;
     let mut times = (0..batches)
         .map(|_| batch(steps))
         .collect::<Result<Vec<f64>, String>>()?;

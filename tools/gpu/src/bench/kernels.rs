@@ -92,26 +92,27 @@ fn measured(work: Work, s: f64, copy: &mut Option<f64>, target: &Target) -> Valu
 }
 
 type Make = Box<dyn Fn(&Device) -> Result<Work>>;
+type Build = Box<dyn Fn(&Device) -> Result<bench::Run>>;
+
+/// What is measured under this name.
+fn work(name: &str, dtype: DType, amount: Amount, run: Build) -> (String, DType, Make) {
+    let label = name.to_string();
+    let make: Make = Box::new(move |device| {
+        Ok(Work {
+            name: label.clone(),
+            dtype,
+            run: run(device)?,
+            amount,
+        })
+    });
+    (name.to_string(), dtype, make)
+}
 
 /// Names, dtypes, and what makes the work; nothing of it is on the device before.
 fn works(plan: &Plan) -> Vec<(String, DType, Make)> {
     let pick = |full: usize, tiny: usize| if plan.tiny { tiny } else { full };
     let mut all: Vec<(String, DType, Make)> = Vec::new();
-    let mut add = |name: &str,
-                   dtype: DType,
-                   amount: Amount,
-                   run: Box<dyn Fn(&Device) -> Result<bench::Run>>| {
-        let label = name.to_string();
-        let make: Make = Box::new(move |device| {
-            Ok(Work {
-                name: label.clone(),
-                dtype,
-                run: run(device)?,
-                amount,
-            })
-        });
-        all.push((name.to_string(), dtype, make));
-    };
+    let mut add = |name: &str, dtype, amount, run: Build| all.push(work(name, dtype, amount, run));
     let elements = pick(64 << 20, 4096);
     add(
         "copy",

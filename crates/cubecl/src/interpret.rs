@@ -51,8 +51,9 @@ pub(crate) fn run(
     regs
 }
 
+/// The register that one instruction writes, for element `i` of the domain.
 #[cube]
-fn step(
+pub(crate) fn step(
     buffers: &Buffers,
     scalars: &[u32],
     regs: &Sequence<u32>,

@@ -27,6 +27,9 @@ pub struct MatrixUnits {
     pub wide_loads: bool,
 }
 
+/// Multiprocessors of a device that does not say how many it has.
+const SOME: u32 = 16;
+
 impl MatrixUnits {
     /// What cubecl says of a device; `cuda` is for NVIDIA's, whose planes are as the kernels for 8-bit floats want them.
     pub fn of(properties: &DeviceProperties, cuda: bool) -> MatrixUnits {
@@ -43,7 +46,7 @@ impl MatrixUnits {
             f8: (cuda && f8).then_some([16, 8, 32]),
             plane: hardware.plane_size_max,
             shared_memory: hardware.max_shared_memory_size as u32,
-            processors: hardware.num_streaming_multiprocessors.unwrap_or(1),
+            processors: hardware.num_streaming_multiprocessors.unwrap_or(SOME),
             wide_loads: cuda,
         }
     }

@@ -144,6 +144,22 @@ pub(crate) fn narrow(value: u32, #[comptime] dtype: DType) -> u32 {
     }
 }
 
+/// Element `part` of a word as a register.
+#[cube]
+pub(crate) fn element(word: u32, #[comptime] part: u32, #[comptime] dtype: DType) -> u32 {
+    let size = comptime!(dtype.size() as u32 * 8);
+    if comptime!(size == 32) {
+        word
+    } else {
+        let bits = (word >> comptime!(part * size)) & comptime!((1u32 << size) - 1);
+        if comptime!(dtype.is_float()) {
+            widen(bits, dtype)
+        } else {
+            bits
+        }
+    }
+}
+
 /// The element of a word buffer as a register.
 #[cube]
 pub(crate) fn load(

@@ -1,12 +1,13 @@
 //! What kernels share: building their programs, and storing what programs leave.
 use crate::backend::Limits;
-use crate::code::{Code, Loc};
+use crate::code::{Code, Loc, Store};
 use crate::interpret::place;
 use crate::plan::{Bound, Cx};
 use crate::words::{self, Atomics, Buffers};
 use bimetal_tensor::plan::{Access, Dense, Fused, Place, Plan, register};
 use bimetal_tensor::{DType, Shape};
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
 /// A plan while a step of it is built.
 pub(super) struct Build<'a> {
@@ -118,43 +119,62 @@ pub(super) fn emit(
     end: u32,
     #[comptime] code: Code,
 ) {
-    let count = comptime!(files.len());
     #[unroll]
     for n in 0..comptime!(code.stores.len()) {
-        let s = comptime!(code.stores[n].clone());
-        let dtype = comptime!(s.to.dtype);
-        let per = comptime!(4 / dtype.size());
-        if comptime!(s.shared || per == 1) {
-            #[unroll]
-            for j in 0..count {
-                let at = i + comptime!(j as u32);
-                if at < end {
-                    let value = *files.index(j).index(comptime!(s.register));
-                    let to = place(at, comptime!(s.to.clone()));
-                    if comptime!(s.shared) {
-                        words::store_part(atomics, comptime!(s.to.binding), to, value, dtype);
-                    } else {
-                        let words = buffers.index_mut(comptime!(s.to.binding));
-                        words[to as usize] = value;
-                    }
+        emit_store(
+            buffers,
+            atomics,
+            files,
+            i,
+            end,
+            comptime!(code.stores[n].clone()),
+        );
+    }
+}
+
+/// One result of them.
+#[cube]
+pub(super) fn emit_store(
+    buffers: &mut Buffers,
+    atomics: &Atomics,
+    files: &Sequence<Sequence<u32>>,
+    i: u32,
+    end: u32,
+    #[comptime] s: Store,
+) {
+    let count = comptime!(files.len());
+    let dtype = comptime!(s.to.dtype);
+    let per = comptime!(4 / dtype.size());
+    if comptime!(s.shared || per == 1) {
+        #[unroll]
+        for j in 0..count {
+            let at = i + comptime!(j as u32);
+            if at < end {
+                let value = *files.index(j).index(comptime!(s.register));
+                let to = place(at, comptime!(s.to.clone()));
+                if comptime!(s.shared) {
+                    words::store_part(atomics, comptime!(s.to.binding), to, value, dtype);
+                } else {
+                    let words = buffers.index_mut(comptime!(s.to.binding));
+                    words[to as usize] = value;
                 }
             }
-        } else {
-            #[unroll]
-            for g in 0..comptime!(count / per) {
-                let first = i + comptime!((g * per) as u32);
-                if first < end {
-                    let mut word = 0u32.runtime();
-                    #[unroll]
-                    for j in 0..per {
-                        let value = *files
-                            .index(comptime!(g * per + j))
-                            .index(comptime!(s.register));
-                        word |= words::pack(value, dtype) << comptime!((j * 32 / per) as u32);
-                    }
-                    let words = buffers.index_mut(comptime!(s.to.binding));
-                    words[(first / comptime!(per as u32)) as usize] = word;
+        }
+    } else {
+        #[unroll]
+        for g in 0..comptime!(count / per) {
+            let first = i + comptime!((g * per) as u32);
+            if first < end {
+                let mut word = 0u32.runtime();
+                #[unroll]
+                for j in 0..per {
+                    let value = *files
+                        .index(comptime!(g * per + j))
+                        .index(comptime!(s.register));
+                    word |= words::pack(value, dtype) << comptime!((j * 32 / per) as u32);
                 }
+                let words = buffers.index_mut(comptime!(s.to.binding));
+                words[(first / comptime!(per as u32)) as usize] = word;
             }
         }
     }
@@ -207,6 +227,27 @@ impl Build<'_> {
             binding: bound.buffer(self.same_place(d.buf as usize)),
             dtype: d.dtype,
         })
+    }
+}
+
+/// Words that one kernel leaves for the next, in no buffer of the plan.
+pub(super) struct Scratch {
+    handle: Handle,
+    words: usize,
+}
+
+impl Scratch {
+    pub(super) fn new(cx: &Cx<'_>, words: usize) -> Scratch {
+        Scratch {
+            handle: cx.device.client.empty(4 * words),
+            words,
+        }
+    }
+
+    /// As an argument of a launch.
+    pub(super) fn arg(&self) -> BufferArg {
+        // SAFETY: the handle has as many words.
+        unsafe { BufferArg::from_raw_parts(self.handle.clone(), self.words) }
     }
 }
 

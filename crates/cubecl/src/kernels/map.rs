@@ -1,6 +1,7 @@
 //! Element-wise programs.
 use super::Launch;
 use super::common::{Build, GROUP, Runs, emit};
+use super::group::{emit_group, run_group};
 use crate::code::Code;
 use crate::interpret::run;
 use crate::plan::{Bound, Cx};
@@ -20,9 +21,10 @@ fn map_kernel(
     fault: &[u32],
     numel: u32,
     #[comptime] code: Code,
-    #[comptime] group: usize,
+    #[comptime] cut: Cut,
     #[comptime] guarded: bool,
 ) {
+    let group = comptime!(cut.group());
     let first = ABSOLUTE_POS as u32 * comptime!(group as u32);
     if first >= numel {
         terminate!();
@@ -33,15 +35,54 @@ fn map_kernel(
             terminate!();
         }
     }
-    let mut files = Sequence::<Sequence<u32>>::new();
-    #[unroll]
-    for j in 0..group {
-        // Past the end the last element is computed again, and not stored.
-        let i = min(first + comptime!(j as u32), numel - 1u32);
-        let file = run(&buffers, scalars, i, 0u32, comptime!(code.clone()));
-        files.push(file);
+    if comptime!(cut == Cut::Groups || cut == Cut::WideGroups) {
+        let mut none = Sequence::<u32>::new();
+        #[unroll]
+        for _ in 0..GROUP {
+            none.push(0u32.runtime());
+        }
+        let wide = comptime!(cut == Cut::WideGroups);
+        let files = run_group(
+            &buffers,
+            scalars,
+            first,
+            &none,
+            wide,
+            comptime!(code.clone()),
+        );
+        emit_group(&mut buffers, &atomics, &files, first, wide, code);
+    } else {
+        let mut files = Sequence::<Sequence<u32>>::new();
+        #[unroll]
+        for j in 0..group {
+            // Past the end the last element is computed again, and not stored.
+            let i = min(first + comptime!(j as u32), numel - 1u32);
+            let file = run(&buffers, scalars, i, 0u32, comptime!(code.clone()));
+            files.push(file);
+        }
+        emit(&mut buffers, &atomics, &files, first, numel, code);
     }
-    emit(&mut buffers, &atomics, &files, first, numel, code);
+}
+
+/// What of a domain one unit has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cut {
+    One,
+    /// [`GROUP`] elements, fewer at the end.
+    Ragged,
+    /// [`GROUP`] elements.
+    Groups,
+    /// The same on a device that reads several words by one instruction.
+    WideGroups,
+}
+
+impl Cut {
+    fn group(self) -> usize {
+        match self {
+            Cut::One => 1,
+            _ => GROUP,
+        }
+    }
 }
 
 /// An element-wise program over a domain.
@@ -49,7 +90,7 @@ pub(super) struct Map {
     code: Code,
     bound: Bound,
     numel: usize,
-    group: usize,
+    cut: Cut,
     guarded: bool,
 }
 
@@ -59,11 +100,18 @@ impl Map {
         let mut bound = Bound::default();
         let code = b.code(fused, domain, Runs::Whole, &mut bound);
         let small = code.stores.iter().any(|s| s.to.dtype.size() < 4);
+        let wide = b.limits.matrix.wide_loads;
+        let cut = match (numel.is_multiple_of(GROUP), small) {
+            (true, _) if wide => Cut::WideGroups,
+            (true, true) => Cut::Groups,
+            (false, true) => Cut::Ragged,
+            (_, false) => Cut::One,
+        };
         Ok(Map {
             code,
             bound,
             numel,
-            group: if small { GROUP } else { 1 },
+            cut,
             guarded: b.guarded(),
         })
     }
@@ -75,7 +123,7 @@ impl Launch for Map {
             return Ok(());
         }
         let units = UNITS.min(cx.device.limits.max_units);
-        let cubes = self.numel.div_ceil(self.group * units as usize);
+        let cubes = self.numel.div_ceil(self.cut.group() * units as usize);
         let (buffers, atomics) = cx.bind(&self.bound);
         // SAFETY: accesses lie in their buffers, as the scheduler made them, and units past the end stop.
         unsafe {
@@ -89,7 +137,7 @@ impl Launch for Map {
                 cx.fault(),
                 self.numel as u32,
                 self.code.clone(),
-                self.group,
+                self.cut,
                 self.guarded,
             )
         };

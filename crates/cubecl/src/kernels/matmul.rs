@@ -1,7 +1,8 @@
 //! Products of matrices without matrix units: every unit computes a tile in registers.
 use super::Launch;
-use super::common::{Build, GROUP, Runs, Slab, emit, is_float, loc};
+use super::common::{Build, GROUP, Runs, Scratch, Slab, emit, is_float, loc};
 use super::source::{Layout, Operand, Sizes, element};
+use super::split::{self, Split};
 use crate::code::{Code, Loc};
 use crate::interpret::run;
 use crate::math::{bits, float};
@@ -19,6 +20,10 @@ const HIGH: u32 = 8;
 /// Products that are added one after the other before they join the rest: errors grow with the length of such runs.
 const RUN: u32 = 128;
 
+/// Cubes that a multiprocessor should have if the sum can be cut, and the runs that a part of it has at least.
+const CUBES_EACH: usize = 8;
+const LEAST_RUNS: usize = 2;
+
 /// Sizes and operands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Shape2 {
@@ -31,6 +36,8 @@ pub(super) struct Shape2 {
     pub(super) float: bool,
     pub(super) guarded: bool,
     pub(super) rows: usize,
+    /// Cuts the sum into steps of [`RUN`] products.
+    split: Split,
 }
 
 impl Shape2 {
@@ -92,10 +99,12 @@ fn matmul_kernel(
     let columns = comptime!(s.columns());
     let bands = comptime!(s.bands());
     let cube = CUBE_POS as u32;
-    let batch = cube / comptime!(columns * bands);
+    let z = cube / comptime!(columns * bands);
+    let batch = split::matrix(z, comptime!(s.split));
+    let (begin, stop) = split::steps(z, comptime!(s.k.div_ceil(RUN)), comptime!(s.split));
     let col = ((cube % columns) * WIDE + UNIT_POS_X) * comptime!(GROUP as u32);
     let row = ((cube / columns) % bands * HIGH + UNIT_POS_Y) * comptime!(s.rows as u32);
-    if batch >= batches || col >= comptime!(s.n) || row >= comptime!(s.m) {
+    if z >= batches || col >= comptime!(s.n) || row >= comptime!(s.m) {
         terminate!();
     }
     let cells = comptime!(s.rows * GROUP);
@@ -107,9 +116,10 @@ fn matmul_kernel(
     }
     let a0 = batch * comptime!(s.m);
     let b0 = batch * comptime!(s.k);
-    let mut k = 0u32.runtime();
-    while k < comptime!(s.k) {
-        let end = min(k + RUN, comptime!(s.k).runtime());
+    let mut k = begin * RUN;
+    let stop = min(stop * RUN, comptime!(s.k).runtime());
+    while k < stop {
+        let end = min(k + RUN, stop);
         #[unroll]
         for c in 0..cells {
             part[c] = 0u32;
@@ -154,7 +164,7 @@ fn matmul_kernel(
     for i in 0..comptime!(s.rows) {
         let r = row + comptime!(i as u32);
         if r < comptime!(s.m) {
-            let start = (a0 + r) * comptime!(s.n);
+            let start = (z * comptime!(s.m) + r) * comptime!(s.n);
             let end = start + comptime!(s.n);
             let mut files = Sequence::<Sequence<u32>>::new();
             #[unroll]
@@ -181,6 +191,8 @@ pub(super) struct Matmul {
     pub(super) shape: Shape2,
     pub(super) epilogue: Code,
     pub(super) bound: Bound,
+    /// Bindings of the operands, which are the first.
+    pub(super) operands: usize,
     pub(super) batch: usize,
 }
 
@@ -222,6 +234,7 @@ impl Matmul {
         let (Some(a), Some(b)) = (a, b) else {
             return Err("a product has two operands".into());
         };
+        let count = bound.buffers.len();
         let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
         let sizes = [m, n, k];
         let float = is_float(acc);
@@ -232,7 +245,7 @@ impl Matmul {
             precision,
             float,
             epilogue,
-            bound,
+            (bound, count),
             batch.numel(),
         ))
     }
@@ -244,10 +257,10 @@ impl Matmul {
         precision: MatmulPrecision,
         float: bool,
         epilogue: Code,
-        bound: Bound,
+        (bound, operands): (Bound, usize),
         batch: usize,
     ) -> Matmul {
-        Matmul {
+        let mut product = Matmul {
             shape: Shape2 {
                 m: m as u32,
                 n: n as u32,
@@ -258,11 +271,28 @@ impl Matmul {
                 float,
                 guarded: build.guarded(),
                 rows: if m >= 4 { 4 } else { 1 },
+                split: Split::default(),
             },
             epilogue,
             bound,
+            operands,
             batch,
-        }
+        };
+        product.shape.split = Split::choose(
+            product.cubes(),
+            batch,
+            batch * m * n,
+            product.shape.k.div_ceil(RUN),
+            [
+                CUBES_EACH * build.limits.matrix.processors as usize,
+                LEAST_RUNS,
+            ],
+        );
+        product
+    }
+
+    fn cubes(&self) -> usize {
+        self.batch * self.shape.columns() as usize * self.shape.bands() as usize
     }
 
     /// A convolution: for each image and group the weights times the windows.
@@ -296,6 +326,7 @@ impl Matmul {
             compute: x.dtype,
             layout: Layout::Windows(s),
         };
+        let count = bound.buffers.len();
         let code = build.code(epilogue, shape, Runs::Of(sizes[1]), &mut bound);
         let exact = MatmulPrecision::Exact;
         Ok(Matmul::of(
@@ -305,7 +336,7 @@ impl Matmul {
             exact,
             true,
             code,
-            bound,
+            (bound, count),
             batch,
         ))
     }
@@ -344,6 +375,7 @@ impl Matmul {
             compute: y.dtype,
             layout: Layout::Reached(s),
         };
+        let count = bound.buffers.len();
         let (code, exact) = (
             whole(build, output, sizes[1], &mut bound),
             MatmulPrecision::Exact,
@@ -355,7 +387,7 @@ impl Matmul {
             exact,
             true,
             code,
-            bound,
+            (bound, count),
             batch,
         ))
     }
@@ -392,6 +424,7 @@ impl Matmul {
             compute: x.dtype,
             layout: Layout::Taps(s),
         };
+        let count = bound.buffers.len();
         let (code, exact) = (
             whole(build, output, sizes[1], &mut bound),
             MatmulPrecision::Exact,
@@ -403,7 +436,7 @@ impl Matmul {
             exact,
             true,
             code,
-            bound,
+            (bound, count),
             batch,
         ))
     }
@@ -443,14 +476,15 @@ fn whole(build: &Build<'_>, output: &Dense, run: usize, bound: &mut Bound) -> Co
     build.code(&fused, &output.shape, Runs::Of(run), bound)
 }
 
-impl Launch for Matmul {
-    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+impl Matmul {
+    /// Launches the product, or its parts with all that they bind.
+    fn products(&self, cx: &Cx<'_>, bound: &Bound, words: Option<&Scratch>, epilogue: &Code) {
         let s = &self.shape;
-        if self.batch == 0 || s.m == 0 || s.n == 0 {
-            return Ok(());
+        let (mut buffers, atomics) = cx.bind(bound);
+        if let Some(words) = words {
+            buffers.push(words.arg());
         }
-        let (buffers, atomics) = cx.bind(&self.bound);
-        let cubes = self.batch * s.columns() as usize * s.bands() as usize;
+        let cubes = self.cubes() * s.split.parts.max(1) as usize;
         // SAFETY: accesses lie in their buffers, and units outside of the result stop.
         unsafe {
             matmul_kernel::launch_unchecked(
@@ -461,11 +495,41 @@ impl Launch for Matmul {
                 atomics,
                 cx.scalars(),
                 cx.fault(),
-                self.batch as u32,
+                s.split.matrices(self.batch) as u32,
                 s.clone(),
-                self.epilogue.clone(),
+                epilogue.clone(),
             )
         };
+    }
+}
+
+impl Launch for Matmul {
+    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+        let s = &self.shape;
+        if self.batch == 0 || s.m == 0 || s.n == 0 {
+            return Ok(());
+        }
+        if s.split.is_whole() {
+            self.products(cx, &self.bound, None, &self.epilogue);
+            return Ok(());
+        }
+        let numel = self.batch * (s.m * s.n) as usize;
+        let all = s.split.parts as usize * numel;
+        let words = Scratch::new(cx, all);
+        let operands = split::operands(&self.bound, self.operands);
+        let store = split::store(self.operands, all);
+        self.products(cx, &operands, Some(&words), &store);
+        let (parts, epilogue) = (s.split.parts, &self.epilogue);
+        split::join(
+            cx,
+            &self.bound,
+            &words,
+            numel,
+            parts,
+            s.float,
+            s.guarded,
+            epilogue,
+        );
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 mod arg_reduce;
 mod attention;
 mod common;
+mod group;
 mod host;
 mod index;
 mod map;
@@ -20,6 +21,7 @@ mod reduce;
 mod rows;
 mod scan;
 mod source;
+mod split;
 pub(crate) mod tensor_cores;
 
 use crate::backend::Limits;

@@ -4,6 +4,7 @@ use super::tile::Tile;
 use crate::code::Code;
 use crate::interpret::{place, run};
 use crate::kernels::common::{GROUP, emit};
+use crate::kernels::split::{self, Split};
 use crate::math::bits;
 use crate::words::{Atomics, Buffers};
 use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
@@ -18,6 +19,7 @@ pub(crate) struct Product {
     pub(crate) a: Operand,
     pub(crate) b: Operand,
     pub(crate) tile: Tile,
+    pub(crate) split: Split,
     pub(crate) guarded: bool,
 }
 
@@ -201,8 +203,14 @@ pub(crate) fn cmma_kernel<T: Float>(
 
     let unit = UNIT_POS_Y * comptime!(p.tile.plane) + UNIT_POS_X;
     let (row, column) = origin(comptime!(p.clone()));
-    let matrix_a = place(CUBE_POS_Z, comptime!(p.a.matrix.clone()));
-    let matrix_b = place(CUBE_POS_Z, comptime!(p.b.matrix.clone()));
+    let matrix = split::matrix(CUBE_POS_Z, comptime!(p.split));
+    let matrix_a = place(matrix, comptime!(p.a.matrix.clone()));
+    let matrix_b = place(matrix, comptime!(p.b.matrix.clone()));
+    let (begin, end) = split::steps(
+        CUBE_POS_Z,
+        comptime!(p.k.div_ceil(p.tile.k)),
+        comptime!(p.split),
+    );
     let plane_row =
         (UNIT_POS_Y / comptime!(p.tile.planes_n)) * comptime!(p.tile.m / p.tile.planes_m);
     let plane_column = (UNIT_POS_Y % comptime!(p.tile.planes_n)) * comptime!(p.tile.columns());
@@ -227,7 +235,7 @@ pub(crate) fn cmma_kernel<T: Float>(
         &buffers,
         &mut staged_a,
         matrix_a,
-        (row, 0u32.runtime()),
+        (row, begin * comptime!(p.tile.k)),
         unit,
         comptime!(p.a.clone()),
     );
@@ -235,7 +243,7 @@ pub(crate) fn cmma_kernel<T: Float>(
         &buffers,
         &mut staged_b,
         matrix_b,
-        (column, 0u32.runtime()),
+        (column, begin * comptime!(p.tile.k)),
         unit,
         comptime!(p.b.clone()),
     );
@@ -255,10 +263,9 @@ pub(crate) fn cmma_kernel<T: Float>(
     );
     sync_cube();
 
-    let steps = comptime!(p.k.div_ceil(p.tile.k));
-    for step in 0..steps {
-        let half = step % 2u32;
-        let more = step + 1u32 < steps;
+    for step in begin..end {
+        let half = (step - begin) % 2u32;
+        let more = step + 1u32 < end;
         if more {
             let next = (step + 1u32) * comptime!(p.tile.k);
             fetch::<W>(

@@ -5,6 +5,7 @@ use super::cmma::{Product, fetch, flush, origin};
 use super::load::{Operand, has_piece, slot, stage_len, stage_line};
 use crate::code::Code;
 use crate::interpret::place;
+use crate::kernels::split;
 use crate::words::{Atomics, Buffers};
 use bimetal_tensor::DType;
 use cubecl::prelude::*;
@@ -121,8 +122,14 @@ pub(crate) fn f8_kernel(
 
     let unit = UNIT_POS_Y * comptime!(p.tile.plane) + UNIT_POS_X;
     let (row, column) = origin(comptime!(p.clone()));
-    let matrix_a = place(CUBE_POS_Z, comptime!(p.a.matrix.clone()));
-    let matrix_b = place(CUBE_POS_Z, comptime!(p.b.matrix.clone()));
+    let matrix = split::matrix(CUBE_POS_Z, comptime!(p.split));
+    let matrix_a = place(matrix, comptime!(p.a.matrix.clone()));
+    let matrix_b = place(matrix, comptime!(p.b.matrix.clone()));
+    let (begin, end) = split::steps(
+        CUBE_POS_Z,
+        comptime!(p.k.div_ceil(p.tile.k)),
+        comptime!(p.split),
+    );
     let plane_row =
         (UNIT_POS_Y / comptime!(p.tile.planes_n)) * comptime!(p.tile.m / p.tile.planes_m);
     let plane_column = (UNIT_POS_Y % comptime!(p.tile.planes_n)) * comptime!(p.tile.columns());
@@ -142,7 +149,7 @@ pub(crate) fn f8_kernel(
         &buffers,
         &mut staged_a,
         matrix_a,
-        (row, 0u32.runtime()),
+        (row, begin * comptime!(p.tile.k)),
         unit,
         comptime!(p.a.clone()),
     );
@@ -150,7 +157,7 @@ pub(crate) fn f8_kernel(
         &buffers,
         &mut staged_b,
         matrix_b,
-        (column, 0u32.runtime()),
+        (column, begin * comptime!(p.tile.k)),
         unit,
         comptime!(p.b.clone()),
     );
@@ -170,10 +177,9 @@ pub(crate) fn f8_kernel(
     );
     sync_cube();
 
-    let steps = comptime!(p.k.div_ceil(p.tile.k));
-    for step in 0..steps {
-        let half = step % 2u32;
-        let more = step + 1u32 < steps;
+    for step in begin..end {
+        let half = (step - begin) % 2u32;
+        let more = step + 1u32 < end;
         if more {
             let next = (step + 1u32) * comptime!(p.tile.k);
             fetch::<W>(

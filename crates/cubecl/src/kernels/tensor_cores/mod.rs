@@ -6,9 +6,10 @@ pub(crate) mod offline;
 mod tile;
 
 use super::Launch;
-use super::common::{Build, Runs};
+use super::common::{Build, Runs, Scratch};
 use super::matmul::Matmul;
 use super::source::Layout;
+use super::split::{self, Split};
 use crate::code::{Code, Loc};
 use crate::matrix_units::{MatrixUnits, UnitShape};
 use crate::plan::{Bound, Cx};
@@ -66,6 +67,8 @@ pub(super) struct TensorCores {
     pub(super) product: Product,
     pub(super) epilogue: Code,
     bound: Bound,
+    /// Bindings of the operands, which are the first.
+    operands: usize,
     batch: usize,
 }
 
@@ -110,12 +113,14 @@ impl TensorCores {
         if product.tile.units() > build.limits.max_units {
             return Ok(None);
         }
+        let operands = bound.buffers.len();
         let epilogue = build.code(epilogue, &domain, Runs::Of(n), &mut bound);
         Ok(Some(TensorCores {
             kind,
             product,
             epilogue,
             bound,
+            operands,
             batch: batch.numel(),
         }))
     }
@@ -130,6 +135,7 @@ impl TensorCores {
                 product,
                 epilogue: plain.epilogue,
                 bound: plain.bound,
+                operands: plain.operands,
                 batch: plain.batch,
             }),
             None => Box::new(plain),
@@ -173,6 +179,10 @@ fn convolution(plain: &Matmul, units: &MatrixUnits) -> Option<(Kind, Product)> {
     }
     Some((found.0, product))
 }
+
+/// Cubes that a multiprocessor should have if the sum can be cut, and the steps that a part of it has at least.
+const CUBES_EACH: usize = 2;
+const LEAST_STEPS: usize = 8;
 
 /// The most cubes along the last axis of a launch.
 const MAX_BATCH: usize = 65535;
@@ -229,28 +239,39 @@ fn product(
     };
     let (a, b) = (operand(true), operand(false));
     let fits = shared_bytes(&a, &b, &tile) <= units.shared_memory && batch.numel() <= MAX_BATCH;
-    fits.then_some(Product {
+    let mut product = Product {
         m: m as u32,
         n: n as u32,
         k: k as u32,
         a,
         b,
         tile,
+        split: Split::default(),
         guarded: false,
-    })
+    };
+    let cubes = product.cubes() as usize * batch.numel();
+    product.split = Split::choose(
+        cubes,
+        batch.numel(),
+        batch.numel() * m * n,
+        product.k.div_ceil(product.tile.k),
+        [CUBES_EACH * units.processors as usize, LEAST_STEPS],
+    );
+    fits.then_some(product)
 }
 
-impl Launch for TensorCores {
-    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+impl TensorCores {
+    /// Launches the product, or its parts with all that they bind.
+    fn products(&self, cx: &Cx<'_>, bound: &Bound, words: Option<&Scratch>, epilogue: &Code) {
         let p = &self.product;
-        if self.batch == 0 {
-            return Ok(());
+        let (mut buffers, atomics) = cx.bind(bound);
+        if let Some(words) = words {
+            buffers.push(words.arg());
         }
-        let (buffers, atomics) = cx.bind(&self.bound);
-        let cubes = CubeCount::Static(p.cubes(), 1, self.batch as u32);
+        let cubes = CubeCount::Static(p.cubes(), 1, p.split.matrices(self.batch) as u32);
         let units = CubeDim::new_2d(p.tile.plane, p.tile.planes_m * p.tile.planes_n);
         let (client, scalars, fault) = (&cx.device.client, cx.scalars(), cx.fault());
-        let (p, e) = (p.clone(), self.epilogue.clone());
+        let (p, e) = (p.clone(), epilogue.clone());
         // SAFETY: loads outside of operands are not made, and stores outside of the result neither.
         unsafe {
             match self.kind {
@@ -268,6 +289,39 @@ impl Launch for TensorCores {
                 ),
             }
         };
+    }
+}
+
+impl Launch for TensorCores {
+    fn launch(&self, cx: &Cx<'_>) -> Result<(), ErrorKind> {
+        let p = &self.product;
+        if self.batch == 0 {
+            return Ok(());
+        }
+        if p.split.is_whole() {
+            self.products(cx, &self.bound, None, &self.epilogue);
+            return Ok(());
+        }
+        let numel = self.batch * (p.m * p.n) as usize;
+        let all = p.split.matrices(self.batch) / self.batch * numel;
+        let words = Scratch::new(cx, all);
+        let operands = split::operands(&self.bound, self.operands);
+        self.products(
+            cx,
+            &operands,
+            Some(&words),
+            &split::store(self.operands, all),
+        );
+        split::join(
+            cx,
+            &self.bound,
+            &words,
+            numel,
+            p.split.parts,
+            true,
+            p.guarded,
+            &self.epilogue,
+        );
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The kernels of products for a device that is not there: what the gate compiles and looks into.
 use super::{Kind, cmma_kernel, f8_kernel, kind, product};
 use crate::code::{Code, Loc, Op, Store};
+use crate::kernels::split;
 use crate::matrix_units::MatrixUnits;
 use bimetal_tensor::graph::{Binary, MatmulPrecision, Unary};
 use bimetal_tensor::plan::Access;
@@ -207,10 +208,19 @@ impl MatrixKernel {
         let units = CubeDim::new_2d(tile.plane, tile.planes_m * tile.planes_n);
         let settings = || KernelSettings::new(*units, ExecutionMode::Unchecked, AddressType::U32);
         let buffer = || BufferCompilationArg { inplace: None };
-        let shared = self.epilogue.stores.iter().any(|s| s.shared);
-        let buffers = || (0..if shared { 3 } else { 4 }).map(|_| buffer()).collect();
+        let p = self.product.clone();
+        // Parts of a sum are stored as they are; what the epilogue reads and writes is bound in the launch that joins them.
+        let e = match p.split.is_whole() {
+            true => self.epilogue.clone(),
+            false => split::store(2, (p.split.parts * p.split.batch * p.m * p.n) as usize),
+        };
+        let shared = e.stores.iter().any(|s| s.shared);
+        let count = match (p.split.is_whole(), shared) {
+            (true, false) => 4,
+            _ => 3,
+        };
+        let buffers = || (0..count).map(|_| buffer()).collect();
         let atomics = || (0..usize::from(shared)).map(|_| buffer()).collect();
-        let (p, e) = (self.product.clone(), self.epilogue.clone());
         macro_rules! define {
             ($kernel:ident :: $name:ident $(, $ty:ty)?) => {
                 $kernel::$name $(::<$ty>)? ::new(

@@ -71,23 +71,39 @@ fn near_factor<I: Isa>(a: f32) -> f32 {
 pub fn gelu<I: Isa>(x: f32) -> f32 {
     let a = x.abs();
     let a = if a > TAIL { TAIL } else { a };
-    let far = density::<I>(a).times::<I>(tail_factor::<I>(a));
+    let far = density::<I>(a).times_small::<I>(tail_factor::<I>(a));
     let near = a * I::mul_add(-a, near_factor::<I>(a), 0.5);
     let relu = if x > 0.0 { x } else { 0.0 };
     relu - if a < 0.75 { near } else { far }
 }
 
-/// `Phi(x) + x phi(x)`; both terms share one exponential.
+/// Beyond it the derivative of GELU is 0 or 1 to within `2^-29`.
+const FLAT: f32 = 6.5;
+
+/// `Q` with `Phi(-a) = exp(-a^2/2) Q(a)` for `0 <= a <= FLAT`, as a polynomial in `a / (a + 3)` (the idea is that of [`tail_factor`]; where `a` is small its
+/// rounding counts little). Its error times the exponential is below 2^-30 (Remez).
+#[inline(always)]
+fn share_factor<I: Isa>(a: f32) -> f32 {
+    let v = a / (a + 3.0);
+    let q = I::mul_add(-0.032_879_51, v, 0.083_147_65);
+    let q = I::mul_add(q, v, 0.035_935_152);
+    let q = I::mul_add(q, v, -0.153_425_71);
+    let q = I::mul_add(q, v, -0.287_562_43);
+    let q = I::mul_add(q, v, 1.053_186_7);
+    let q = I::mul_add(q, v, -1.196_827);
+    I::mul_add(q, v, 0.5)
+}
+
+/// `Phi(x) + x phi(x)`; both terms share one exponential. It crosses zero, so that errors count absolutely and the exponent needs no more than f32.
 #[inline(always)]
 pub fn gelu_grad<I: Isa>(x: f32) -> f32 {
     const INV_SQRT_TAU: f32 = 0.398_942_3;
     let a = x.abs();
-    let a = if a > TAIL { TAIL } else { a };
-    let e = density::<I>(a);
-    let far = e.times::<I>(I::mul_add(-INV_SQRT_TAU, a, tail_factor::<I>(a) / a));
-    let slope = near_factor::<I>(a) + e.times::<I>(INV_SQRT_TAU);
-    let near = I::mul_add(-a, slope, 0.5);
-    let g = if a < 0.75 { near } else { far };
+    let flat = a > FLAT;
+    let a = if flat { FLAT } else { a };
+    let e = exp_parts::<I>(-0.5 * a * a, 0.0).normal::<I>();
+    let g = e * I::mul_add(-INV_SQRT_TAU, a, share_factor::<I>(a));
+    let g = if flat { 0.0 } else { g };
     if x < 0.0 { g } else { 1.0 - g }
 }
 

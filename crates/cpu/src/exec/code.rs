@@ -2,6 +2,7 @@
 use super::convert;
 use super::cx::Compile;
 use super::view::View;
+use bimetal_tensor::graph::{Binary, Distribution};
 use bimetal_tensor::plan::{Fused, Instr, MAX_INSTRUCTIONS, Program, Reg};
 use bimetal_tensor::{CastMode, DType, Result, Shape};
 
@@ -23,12 +24,74 @@ pub(crate) struct Code {
     /// The instructions of a whole run, and those of every block.
     pub(super) once: Vec<Reg>,
     pub(super) each: Vec<Reg>,
+    /// The selections by a random number, which are one instruction.
+    pub(super) drops: Vec<Option<Dropout>>,
     /// Which output an instruction may write without a detour.
     pub(super) direct: Vec<Option<usize>>,
     pub(super) scratch: usize,
     pub(super) shape: Shape,
     inner: Vec<usize>,
 }
+
+/// `random >= p ? a : other`, where `p` and `other` are one number each: a dropout. The random numbers need not be written anywhere.
+#[derive(Clone, Copy)]
+pub(super) struct Dropout {
+    /// The instruction that draws.
+    pub(super) random: Reg,
+    pub(super) p: Reg,
+    pub(super) a: Reg,
+    pub(super) other: Reg,
+    step: Option<Reg>,
+}
+
+impl Dropout {
+    fn find(instrs: &[Instr], i: usize, uniform: &[bool]) -> Option<Dropout> {
+        let Instr::Select {
+            c,
+            a,
+            b: other,
+            ty: DType::F32,
+        } = instrs[i]
+        else {
+            return None;
+        };
+        let Instr::Binary {
+            op: Binary::Ge,
+            a: random,
+            b: p,
+            ty: DType::F32,
+        } = instrs[c as usize]
+        else {
+            return None;
+        };
+        let Instr::Random {
+            distribution: Distribution::Uniform,
+            step,
+            ..
+        } = instrs[random as usize]
+        else {
+            return None;
+        };
+        let fits = uniform[p as usize] && uniform[other as usize] && !uniform[a as usize];
+        fits.then_some(Dropout {
+            random,
+            p,
+            a,
+            other,
+            step,
+        })
+    }
+
+    fn operands(&self) -> Operands {
+        match self.step {
+            Some(step) => vec![self.p, self.a, self.other, step],
+            None => vec![self.p, self.a, self.other],
+        }
+    }
+}
+
+/// The registers that an instruction reads.
+type Operands = Vec<Reg>;
 
 fn operands(i: &Instr) -> ([Reg; 3], usize) {
     match *i {
@@ -79,6 +142,21 @@ impl Code {
         for r in &program.outputs {
             cx.check((*r as usize) < n, "an output register is missing")?;
         }
+        let drops: Vec<Option<Dropout>> = (0..n)
+            .map(|i| Dropout::find(&program.instrs, i, &uniform))
+            .collect();
+        let reads: Vec<Operands> = program
+            .instrs
+            .iter()
+            .zip(&drops)
+            .map(|(instr, drop)| match drop {
+                Some(drop) => drop.operands(),
+                None => {
+                    let (ops, count) = operands(instr);
+                    ops[..count].to_vec()
+                }
+            })
+            .collect();
         for (view, r) in outputs.iter().zip(&program.outputs) {
             cx.check(
                 convert::can_store(types[*r as usize], view.dtype),
@@ -117,8 +195,8 @@ impl Code {
                 direct[r] = Some(o);
             }
         }
-        let (slots, scratch) = slots(&program.instrs, &types, &regs, &uniform);
-        let (once, each) = needed(&program.instrs, &regs)
+        let (slots, scratch) = slots(&reads, &types, &regs, &uniform);
+        let (once, each) = needed(&reads, &regs)
             .into_iter()
             .partition(|i| uniform[*i as usize]);
         let inner = inputs
@@ -136,6 +214,7 @@ impl Code {
             each,
             uniform,
             regs,
+            drops,
             direct,
             scratch,
             shape: *domain,
@@ -203,35 +282,33 @@ fn unrounded(program: &Program, r: Reg, dtype: DType) -> Reg {
 }
 
 /// The instructions that outputs depend on, in order.
-fn needed(instrs: &[Instr], outputs: &[Reg]) -> Vec<Reg> {
-    let mut used = vec![false; instrs.len()];
+fn needed(reads: &[Operands], outputs: &[Reg]) -> Vec<Reg> {
+    let mut used = vec![false; reads.len()];
     for r in outputs {
         used[*r as usize] = true;
     }
-    for i in (0..instrs.len()).rev() {
+    for i in (0..reads.len()).rev() {
         if used[i] {
-            let (ops, count) = operands(&instrs[i]);
-            ops[..count].iter().for_each(|r| used[*r as usize] = true);
+            reads[i].iter().for_each(|r| used[*r as usize] = true);
         }
     }
-    (0..instrs.len() as Reg)
+    (0..reads.len() as Reg)
         .filter(|i| used[*i as usize])
         .collect()
 }
 
 /// Scratch for every register that is not uniform; a register's space is used again after its last reader.
 fn slots(
-    instrs: &[Instr],
+    reads: &[Operands],
     types: &[DType],
     outputs: &[Reg],
     uniform: &[bool],
 ) -> (Vec<usize>, usize) {
-    let n = instrs.len();
+    let n = reads.len();
     let mut last = vec![0; n];
-    for (i, instr) in instrs.iter().enumerate() {
-        let (ops, count) = operands(instr);
+    for (i, operands) in reads.iter().enumerate() {
         last[i] = i;
-        for r in &ops[..count] {
+        for r in operands {
             last[*r as usize] = i;
         }
     }

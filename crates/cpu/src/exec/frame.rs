@@ -1,5 +1,5 @@
 //! The interpreter of fused programs, over blocks whose registers stay in the L1 cache.
-use super::code::{CHUNK, Code};
+use super::code::{CHUNK, Code, Dropout};
 use super::cx::Cx;
 use super::ops::{self, Stream};
 use super::view::{Arg, Block};
@@ -134,12 +134,7 @@ impl<'a> Frame<'a> {
                     key,
                     step,
                 } => {
-                    let step = step.map_or(0, |r| *self.arg(r).ptr.cast::<u32>());
-                    let stream = Stream {
-                        key: [self.cx.scalar(key) as u32, self.cx.scalar(key + 1) as u32],
-                        step,
-                        micro: self.cx.scalar(key + 2) as u32,
-                    };
+                    let stream = self.stream(key, step);
                     for row in 0..b.rows {
                         let dst = dst.add(row * b.cols * 4);
                         ops::random(distribution, stream, b.start + row * b.pitch, dst, b.cols);
@@ -156,6 +151,12 @@ impl<'a> Frame<'a> {
                     let splat = a.splat && b.splat;
                     ops::binary(op, ty, a, b, dst, count(splat));
                     result(splat)
+                }
+                Instr::Select { .. } if self.code.drops[i].is_some() => {
+                    if let Some(drop) = &self.code.drops[i] {
+                        self.drop_elements(drop, b, dst);
+                    }
+                    result(false)
                 }
                 Instr::Select { c, a, b, ty } => {
                     let (c, a, b) = (self.arg(c), self.arg(a), self.arg(b));
@@ -190,6 +191,47 @@ impl<'a> Frame<'a> {
                     ops::round_stochastic(to, a, noise, dst, count(splat));
                     result(splat)
                 }
+            }
+        }
+    }
+
+    /// The random numbers with the key at `key` in the scalar table.
+    ///
+    /// # Safety
+    /// The register `step` was computed.
+    unsafe fn stream(&self, key: u32, step: Option<Reg>) -> Stream {
+        // SAFETY: a register with a step holds one u32.
+        let step = step.map_or(0, |r| unsafe { *self.arg(r).ptr.cast::<u32>() });
+        Stream {
+            key: [self.cx.scalar(key) as u32, self.cx.scalar(key + 1) as u32],
+            step,
+            micro: self.cx.scalar(key + 2) as u32,
+        }
+    }
+
+    /// A selection by random numbers.
+    ///
+    /// # Safety
+    /// As [`Frame::step`].
+    unsafe fn drop_elements(&self, drop: &Dropout, b: &Block, dst: *mut u8) {
+        let Instr::Random { key, step, .. } = self.code.instrs[drop.random as usize] else {
+            return;
+        };
+        // SAFETY: the caller's contract; `p` and `other` are numbers, all registers are f32.
+        unsafe {
+            let stream = self.stream(key, step);
+            let number = |r: Reg| *self.arg(r).ptr.cast::<f32>();
+            let (p, other, a) = (number(drop.p), number(drop.other), self.arg(drop.a));
+            for row in 0..b.rows {
+                let first = b.start + row * b.pitch;
+                let a = Arg {
+                    ptr: a
+                        .ptr
+                        .wrapping_add(if a.splat { 0 } else { row * b.cols * 4 }),
+                    ..a
+                };
+                let dst = dst.wrapping_add(row * b.cols * 4);
+                ops::drop_elements(stream, first, [p, other], a, dst, b.cols);
             }
         }
     }

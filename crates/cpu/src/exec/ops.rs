@@ -433,3 +433,31 @@ pub(crate) unsafe fn random(d: Distribution, s: Stream, first: usize, dst: *mut 
         }
     }
 }
+
+/// `a` where random element number `first + i` is at least `p`, else `other`; all f32.
+///
+/// # Safety
+/// As [`unary`].
+pub(crate) unsafe fn drop_elements(
+    s: Stream,
+    first: usize,
+    [p, other]: [f32; 2],
+    a: Arg,
+    dst: *mut u8,
+    n: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let dst = put::<f32>(dst, n);
+        let Some(least) = simd::least_word(p) else {
+            return dst.fill(other);
+        };
+        let draw = simd::Draw {
+            key: s.key,
+            ctr_hi: [s.step, s.micro],
+            first: first as u64,
+        };
+        let a = Wide::new::<f32>(a, n);
+        simd::select_at_least(draw, least, get(a.1, n), other, dst);
+    }
+}

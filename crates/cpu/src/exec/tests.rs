@@ -338,6 +338,76 @@ fn generated_values_depend_on_the_index_alone() {
     }
 }
 
+/// A dropout drops where the uniform value is below the rate, whether its operand lies in rows, is one number a row, or lies transposed.
+#[test]
+fn a_dropout_is_a_selection_by_uniform_values() {
+    let (m, n) = (61, 415);
+    let d = [m, n];
+    let number = |value| Instr::Number {
+        value: Number::Const(value),
+        ty: DType::F32,
+    };
+    let ge = |a, b| Instr::Binary {
+        op: Binary::Ge,
+        a,
+        b,
+        ty: DType::F32,
+    };
+    let mut uniform = vec![0f32; m * n];
+    bimetal_kernels::simd::fill_uniform([0, 2], [0, 0], 0, &mut uniform);
+    let x = ramp(m * n);
+    let r = rig(2);
+    for (rate, strides) in [
+        (0.4, [n as isize, 1]),
+        (0.1, [1, 0]),
+        (0.7, [1, m as isize]),
+        (1.5, [n as isize, 1]),
+    ] {
+        let instrs = vec![
+            Load { input: 0 },
+            Instr::Random {
+                distribution: Distribution::Uniform,
+                key: 0,
+                step: None,
+            },
+            number(rate),
+            ge(1, 2),
+            number(-7.0),
+            Instr::Select {
+                c: 3,
+                a: 0,
+                b: 4,
+                ty: DType::F32,
+            },
+        ];
+        let p = plan(
+            vec![
+                desc(Place::Leaf(0), m * n, DType::F32),
+                desc(Place::Output(0), m * n, DType::F32),
+            ],
+            vec![map(
+                &d,
+                instrs,
+                &[5],
+                vec![access(0, 0, &strides, DType::F32)],
+                vec![dense(1, &d, DType::F32)],
+            )],
+        );
+        let out = [r.buffer(&vec![0f32; m * n])];
+        r.run(&Arc::new(p), &[r.buffer(&x)], &[], &out).unwrap();
+        let got = r.read::<f32>(&out[0], m * n);
+        for i in 0..m * n {
+            let at = (i / n) as isize * strides[0] + (i % n) as isize * strides[1];
+            let want = if uniform[i] >= rate as f32 {
+                x[at as usize]
+            } else {
+                -7.0
+            };
+            assert_eq!(got[i], want, "rate {rate}, element {i}");
+        }
+    }
+}
+
 /// Reductions of every strategy with a prologue and an epilogue, against f64.
 #[test]
 fn reductions_agree_with_f64() {

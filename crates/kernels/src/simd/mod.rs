@@ -54,7 +54,10 @@ pub use level::{SimdLevel, simd_level};
 pub use log::log as log_f32;
 pub use ops::{BinaryOp, CmpOp, LogicOp, UnaryOp};
 pub use philox::philox_fill_u32;
-pub use random::{bernoulli_threshold, fill_bernoulli, fill_normal, fill_uniform};
+pub use random::{
+    Draw, bernoulli_threshold, fill_bernoulli, fill_normal, fill_uniform, least_word,
+    select_at_least,
+};
 pub use reduce::{
     BLOCK, LANES, Reduce, ReduceOp, all, all_finite, all_finite_f64, any, argmax_f32, argmax_f64,
     argmax_i32, argmax_i64, argmin_f32, argmin_f64, argmin_i32, argmin_i64, combine_f32,

@@ -69,6 +69,7 @@ pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &m
     // SAFETY: the caller's contract; `out` is 256 bytes, of which each half takes 128.
     unsafe {
         let word = |w: u32| _mm512_set1_epi64(w as i64);
+        let upper = |p| _mm512_shuffle_epi32::<0b11_11_01_01>(p);
         let (m0, m1) = (word(M0), word(M1));
         let mut c = [[_mm512_setzero_si512(); 4]; HALVES];
         for (h, c) in c.iter_mut().enumerate() {
@@ -83,12 +84,12 @@ pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &m
         for _ in 0..10 {
             let (w0, w1) = (word(k0), word(k1));
             for c in &mut c {
-                // Multiplications read the lower halves of the lanes only.
+                // Multiplications read the lower halves of the lanes only. The upper word of a product comes down by a shuffle: the port that multiplies also shifts.
                 let p0 = _mm512_mul_epu32(m0, c[0]);
                 let p1 = _mm512_mul_epu32(m1, c[2]);
                 const XOR: i32 = 0x96;
-                c[0] = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p1), c[1], w0);
-                c[2] = _mm512_ternarylogic_epi64::<XOR>(_mm512_srli_epi64::<32>(p0), c[3], w1);
+                c[0] = _mm512_ternarylogic_epi64::<XOR>(upper(p1), c[1], w0);
+                c[2] = _mm512_ternarylogic_epi64::<XOR>(upper(p0), c[3], w1);
                 c[1] = p1;
                 c[3] = p0;
             }
@@ -109,7 +110,7 @@ pub unsafe fn blocks_avx512(key: [u32; 2], ctr_hi: [u32; 2], first: u64, out: &m
 }
 
 /// Elements of one group of blocks.
-const GROUP: usize = 4 * LANES;
+pub const GROUP: usize = 4 * LANES;
 
 #[inline(always)]
 fn fill<I: Isa>(key: [u32; 2], ctr_hi: [u32; 2], first_element: u64, out: &mut [u32]) {

@@ -2,7 +2,7 @@
 use super::SimdLevel;
 use super::isa::{Isa, map, pick};
 use super::log::log;
-use super::philox::philox_at;
+use super::philox::{GROUP, philox_at};
 use super::trig::sin_cos_turns;
 
 /// Words drawn at a time; even, so that pairs stay whole.
@@ -64,6 +64,63 @@ pub fn fill_bernoulli(
     });
     by_chunks(level, key, ctr_hi, first_element, out, |d, u| {
         below(d, u, threshold)
+    })
+}
+
+/// Where [`select_at_least`] works, and on what.
+#[derive(Clone, Copy, Debug)]
+pub struct Draw {
+    /// The key of the stream.
+    pub key: [u32; 2],
+    /// The upper half of the counter.
+    pub ctr_hi: [u32; 2],
+    /// The number of the first element.
+    pub first: u64,
+}
+
+/// The least word whose uniform value is at least `p`, if there is one.
+pub fn least_word(p: f32) -> Option<u32> {
+    // NaN is no limit that anything reaches.
+    let steps = (p as f64 * 16_777_216.0).ceil();
+    (steps < 16_777_216.0).then_some((steps as u32) << 8)
+}
+
+/// `a[i]` where word i of the stream is at least `least` (see [`least_word`]), else `other`: a dropout in one pass, whose words never leave the registers.
+pub fn select_at_least(draw: Draw, least: u32, a: &[f32], other: f32, dst: &mut [f32]) {
+    select_at(super::simd_level())(draw, least, a, other, dst)
+}
+
+type SelectAt = fn(Draw, u32, &[f32], f32, &mut [f32]);
+
+fn select_at(level: SimdLevel) -> SelectAt {
+    pick!(level, fn(draw: Draw, least: u32, a: &[f32], other: f32, dst: &mut [f32]) {
+        let mut words = [[0; 4]; GROUP / 4];
+        let mut block = draw.first / 4;
+        // The first group may begin within a block.
+        let mut skip = (draw.first % 4) as usize;
+        let (mut a, mut dst) = (a, dst);
+        while !dst.is_empty() {
+            I::philox(draw.key, draw.ctr_hi, block, &mut words);
+            block = block.wrapping_add((GROUP / 4) as u64);
+            let n = dst.len().min(GROUP - skip);
+            let (now, later) = dst.split_at_mut(n);
+            let (from, rest) = a.split_at(n);
+            let words = words.as_flattened();
+            let pick = |u: u32, a: f32| if u >= least { a } else { other };
+            match (now.as_chunks_mut::<GROUP>().0, from.as_chunks::<GROUP>().0) {
+                ([now], [from]) => {
+                    for ((d, &u), &a) in now.iter_mut().zip(words).zip(from) {
+                        *d = pick(u, a);
+                    }
+                }
+                _ => {
+                    for ((d, &u), &a) in now.iter_mut().zip(&words[skip..]).zip(from) {
+                        *d = pick(u, a);
+                    }
+                }
+            }
+            (a, dst, skip) = (rest, later, 0);
+        }
     })
 }
 
@@ -154,6 +211,36 @@ mod tests {
                     .all(|(&u, &k)| ((u as f64) < p) == (k == 1))
             );
         }
+    }
+
+    #[test]
+    fn a_selection_is_that_of_the_uniform_values() {
+        let a: Vec<f32> = (0..700).map(|i| i as f32 + 1.0).collect();
+        for p in [0.0, 1e-9, 0.1, 0.5, 0.9, 1.0 - 2f32.powi(-24)] {
+            let least = least_word(p).unwrap();
+            for (first, n) in [(0, 700), (3, 700), (1, 2), (61, 64), (62, 65), (5, 0)] {
+                let draw = Draw {
+                    key: KEY,
+                    ctr_hi: HI,
+                    first,
+                };
+                let mut u = vec![0.0; n];
+                uniform_at(SimdLevel::Portable, KEY, HI, first, &mut u);
+                let want: Vec<f32> = u
+                    .iter()
+                    .zip(&a)
+                    .map(|(u, a)| if *u >= p { *a } else { -2.0 })
+                    .collect();
+                for &level in SimdLevel::available() {
+                    let mut got = vec![9.0; n];
+                    select_at(level)(draw, least, &a[..n], -2.0, &mut got);
+                    assert_eq!(got, want, "{level} {p} {first} {n}");
+                }
+            }
+        }
+        assert_eq!(least_word(1.0), None);
+        assert_eq!(least_word(f32::NAN), None);
+        assert_eq!(least_word(-1.0), Some(0));
     }
 
     #[test]

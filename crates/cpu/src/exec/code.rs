@@ -9,6 +9,9 @@ use bimetal_tensor::{CastMode, DType, Result, Shape};
 /// The most elements of a block. Values do not depend on it.
 pub(crate) const CHUNK: usize = 1024;
 
+/// Bytes from which on an input is in no cache of a core.
+const FAR: usize = 8 << 20;
+
 /// A compiled program.
 pub(crate) struct Code {
     pub(super) instrs: Vec<Instr>,
@@ -28,6 +31,8 @@ pub(crate) struct Code {
     pub(super) drops: Vec<Option<Dropout>>,
     /// Which output an instruction may write without a detour.
     pub(super) direct: Vec<Option<usize>>,
+    /// Dense inputs that are asked for a block ahead.
+    pub(super) ahead: Vec<usize>,
     pub(super) scratch: usize,
     pub(super) shape: Shape,
     inner: Vec<usize>,
@@ -216,10 +221,21 @@ impl Code {
             regs,
             drops,
             direct,
+            ahead: Vec::new(),
             scratch,
             shape: *domain,
             inner,
         })
+    }
+
+    /// For a program whose blocks follow each other: inputs much larger than the caches are asked for a block ahead. The processor's own prefetching stops at
+    /// the end of a page, which is a block of f32.
+    pub(crate) fn ask_ahead(&mut self) {
+        let numel = self.shape.numel();
+        let long = |view: &View| view.is_dense() && numel * view.dtype.size() >= FAR;
+        self.ahead = (0..self.inputs.len())
+            .filter(|i| long(&self.inputs[*i]))
+            .collect();
     }
 
     /// Lets blocks be tiles whose rows lie along axis `rows` of the domain and whose columns lie along `cols`.

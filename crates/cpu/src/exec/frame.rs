@@ -4,6 +4,7 @@ use super::cx::Cx;
 use super::ops::{self, Stream};
 use super::view::{Arg, Block};
 use bimetal_kernels::gemm::Scratch;
+use bimetal_kernels::simd;
 use bimetal_tensor::plan::{Instr, MAX_INSTRUCTIONS, Number, Reg};
 
 /// A worker's registers for one code.
@@ -84,7 +85,8 @@ impl<'a> Frame<'a> {
 
     fn compute(&mut self, b: &Block, acc: Arg, store: bool) {
         debug_assert!(b.len() <= CHUNK);
-        for i in self.code.each.iter().map(|i| *i as usize) {
+        for (k, i) in self.code.each.iter().map(|i| *i as usize).enumerate() {
+            self.ask_ahead(b, k);
             let dst = match self.code.direct[i] {
                 Some(o) if store && b.rows == 1 => {
                     let view = &self.code.outputs[o];
@@ -93,6 +95,21 @@ impl<'a> Frame<'a> {
                 _ => self.base.wrapping_add(self.code.slots[i]),
             };
             self.args[i] = self.step(i, b, acc, dst, false);
+        }
+    }
+
+    /// Asks for a share of the next block, the `k`th of as many as there are instructions: all at once would wait for each other.
+    fn ask_ahead(&self, b: &Block, k: usize) {
+        let (parts, numel) = (self.code.each.len(), self.code.shape.numel());
+        let next = b.start + b.cols;
+        for view in self.code.ahead.iter().map(|i| &self.code.inputs[*i]) {
+            let len = b.cols.min(numel.saturating_sub(next));
+            let (from, to) = (len * k / parts, len * (k + 1) / parts);
+            let first = view.at(self.cx.ptr(view.buf), (view.offset + next + from) as isize);
+            // SAFETY: elements of a dense input over the domain; only their addresses are looked at.
+            simd::prefetch(unsafe {
+                std::slice::from_raw_parts(first, (to - from) * view.dtype.size())
+            });
         }
     }
 

@@ -160,7 +160,10 @@ impl Map {
                 code.tile(fused, axis, last_axis(domain).unwrap_or(0));
                 Walk::tiles(domain, axis)
             }
-            None => Walk::rows(domain.numel(), code.run()),
+            None => {
+                code.ask_ahead();
+                Walk::rows(domain.numel(), code.run())
+            }
         };
         Ok(Map {
             code,

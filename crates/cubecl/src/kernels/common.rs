@@ -239,7 +239,7 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn new(cx: &Cx<'_>, words: usize) -> Scratch {
         Scratch {
-            handle: cx.device.client.empty(4 * words),
+            handle: cx.scratch(4 * words),
             words,
         }
     }

@@ -1,6 +1,6 @@
 //! What the types make impossible.
 //!
-//! An inherent method wins over a trait's of the same name and receiver: where [`Probe`] answers, the type has no such method. That such code does not compile
+//! An inherent method wins over a trait's of the same name and receiver: where `Probe` answers, the type has no such method. That such code does not compile
 //! is tested by the documentation of `Grads`, `ScaledLoss`, `Optimizer` and `Accumulator`.
 use super::support::*;
 use bimetal::layers::Ctx;

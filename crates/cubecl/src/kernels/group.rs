@@ -24,7 +24,10 @@ fn neighbours(loc: &Loc) -> Neighbours {
     match (size % group, *stride) {
         (0, 0) => Neighbours::Same,
         // Strides wrap, which keeps them multiples.
-        (0, 1) if loc.offset % group == 0 && outer.iter().all(|a| a.1 % group == 0) => {
+        (0, 1)
+            if loc.offset.is_multiple_of(group)
+                && outer.iter().all(|a| a.1.is_multiple_of(group)) =>
+        {
             Neighbours::Adjacent
         }
         _ => Neighbours::Apart,

@@ -8,7 +8,7 @@ use bimetal_tensor::plan::{BufDesc, Place, Plan};
 use bimetal_tensor::{Bindings, Buffer, Error, ErrorKind, ExecError, Executable, Result};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,8 +34,10 @@ pub(crate) struct Cx<'a> {
     scalar_words: usize,
     pub(crate) plan: u32,
     arena: Option<Arc<Block>>,
-    /// What kernels took for themselves.
-    scratch: RefCell<Vec<Handle>>,
+    /// What kernels took for themselves, with its size, in the order in which they asked.
+    scratch: RefCell<Vec<(usize, Handle)>>,
+    /// How many of them were given out since the launches began.
+    taken: Cell<usize>,
 }
 
 /// The buffers of one kernel: each once, and those whose words several threads write apart.
@@ -122,11 +124,19 @@ impl Cx<'_> {
         &self.buffers[b]
     }
 
-    /// Memory that a kernel needs between two launches. It is held until all are submitted, or for as long as a recording of them.
+    /// Memory that a kernel needs between two launches. It is held until all are submitted, or for as long as a recording of them; who is launched again is given the same again,
+    /// since nothing can be allocated while launches are recorded.
     pub(crate) fn scratch(&self, bytes: usize) -> Handle {
-        let handle = self.device.client.empty(bytes);
-        self.scratch.borrow_mut().push(handle.clone());
-        handle
+        let mut all = self.scratch.borrow_mut();
+        let place = self.taken.replace(self.taken.get() + 1);
+        match all.get(place) {
+            Some((size, handle)) if *size == bytes => handle.clone(),
+            _ => {
+                let handle = self.device.client.empty(bytes);
+                all.push((bytes, handle.clone()));
+                handle
+            }
+        }
     }
 
     /// The memory of the scalar table.
@@ -137,7 +147,7 @@ impl Cx<'_> {
     /// All that the launches read or write: a recording of them needs it for as long as it is replayed.
     pub(crate) fn into_held(self) -> Held {
         let mut handles = self.buffers;
-        handles.extend(self.scratch.into_inner());
+        handles.extend(self.scratch.into_inner().into_iter().map(|(_, h)| h));
         handles.push(self.scalars);
         Held {
             _handles: handles,
@@ -232,11 +242,13 @@ impl GpuPlan {
             plan: self.number,
             arena,
             scratch: RefCell::default(),
+            taken: Cell::new(0),
         })
     }
 
     /// Puts all kernels on the device's queue.
     pub(crate) fn launch(&self, cx: &Cx<'_>) -> Result<(), ExecError> {
+        cx.taken.set(0);
         for (i, step) in self.steps.iter().enumerate() {
             step.launch(cx).map_err(|e| ExecError {
                 step: i,
